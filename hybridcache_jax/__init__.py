@@ -1,0 +1,89 @@
+"""A KV cache for hybrid-attention models that proves a prefix can be resumed.
+
+Names are loaded when they are first used, so that ``import hybridcache_jax`` is
+quick and pulls in neither Flax, Orbax, TensorStore nor Pallas.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hybridcache_jax.append import StepInputs as StepInputs
+    from hybridcache_jax.capacity import CapacityPlan as CapacityPlan
+    from hybridcache_jax.capacity import plan_capacity as plan_capacity
+    from hybridcache_jax.codes import Reason as Reason
+    from hybridcache_jax.codes import Status as Status
+    from hybridcache_jax.codes import Verdict as Verdict
+    from hybridcache_jax.errors import HybridCacheError as HybridCacheError
+    from hybridcache_jax.errors import LeaseError as LeaseError
+    from hybridcache_jax.errors import NoRoomError as NoRoomError
+    from hybridcache_jax.forms import Form as Form
+    from hybridcache_jax.identity import Identity as Identity
+    from hybridcache_jax.layers import Chunk as Chunk
+    from hybridcache_jax.layers import Entries as Entries
+    from hybridcache_jax.layers import Entry as Entry
+    from hybridcache_jax.layers import IndexKeys as IndexKeys
+    from hybridcache_jax.layers import LayerSpec as LayerSpec
+    from hybridcache_jax.layers import Plane as Plane
+    from hybridcache_jax.layers import RecurrentState as RecurrentState
+    from hybridcache_jax.layers import TopK as TopK
+    from hybridcache_jax.layers import Window as Window
+    from hybridcache_jax.lease import Lease as Lease
+    from hybridcache_jax.lease import batch_inputs as batch_inputs
+    from hybridcache_jax.prefix_cache import PrefixCache as PrefixCache
+    from hybridcache_jax.resume import CostModel as CostModel
+    from hybridcache_jax.resume_plan import ResumePlan as ResumePlan
+    from hybridcache_jax.spec import CacheSpec as CacheSpec
+    from hybridcache_jax.state import HybridCache as HybridCache
+    from hybridcache_jax.state import init as init
+    from hybridcache_jax.view import StepView as StepView
+    from hybridcache_jax.view import begin_step as begin_step
+    from hybridcache_jax.view import end_step as end_step
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CacheSpec": "spec",
+    "CapacityPlan": "capacity",
+    "Chunk": "layers",
+    "CostModel": "resume",
+    "Entries": "layers",
+    "Entry": "layers",
+    "Form": "forms",
+    "HybridCache": "state",
+    "HybridCacheError": "errors",
+    "Identity": "identity",
+    "IndexKeys": "layers",
+    "LayerSpec": "layers",
+    "Lease": "lease",
+    "LeaseError": "errors",
+    "NoRoomError": "errors",
+    "Plane": "layers",
+    "PrefixCache": "prefix_cache",
+    "Reason": "codes",
+    "RecurrentState": "layers",
+    "ResumePlan": "resume_plan",
+    "Status": "codes",
+    "StepInputs": "append",
+    "StepView": "view",
+    "TopK": "layers",
+    "Verdict": "codes",
+    "Window": "layers",
+    "batch_inputs": "lease",
+    "begin_step": "view",
+    "end_step": "view",
+    "init": "state",
+    "plan_capacity": "capacity",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__():
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,256 @@
+"""From a byte budget to fixed capacities, one per pool, with the report.
+
+All shapes follow from the plan, so nothing retraces while serving.  The budget
+counts pools, state tables, row tables and the host's index alike (red line 1).
+"""
+
+import dataclasses
+import re
+
+import jax
+
+from hybridcache_jax.forms import RULES
+from hybridcache_jax.spec import CacheSpec, PoolSpec, storage_dtype
+
+_INT32 = 4
+_TABLE_COLUMNS = 9  # arrays of StateTable that have one int32 per block
+_INT32_MAX = 2**31 - 1
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS[_letter + "b"] = 1000**_power
+    _UNITS[_letter + "ib"] = 1024**_power
+
+
+@dataclasses.dataclass(frozen=True)
+class CapacityPlan:
+    """Fixed sizes of one cache.  Hashable; the static part of ``HybridCache``.
+
+    Attributes:
+      spec: what is cached.
+      max_sequences: rows, that is sequences alive at once.
+      max_length: most tokens of one sequence.
+      max_chunk: most tokens of one row in one step.
+      blocks: blocks of each pool.
+      backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``; decides storage dtypes.
+    """
+
+    spec: CacheSpec
+    max_sequences: int
+    max_length: int
+    max_chunk: int
+    blocks: tuple[int, ...]
+    backend: str
+
+    def __post_init__(self):
+        for name in ("max_sequences", "max_length", "max_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.max_chunk > self.max_length:
+            raise ValueError(
+                f"max_chunk {self.max_chunk} exceeds max_length {self.max_length}; "
+                "a step never runs more tokens than a sequence may have."
+            )
+        if len(self.blocks) != len(self.spec.pools):
+            raise ValueError(
+                f"blocks must have one number per pool ({len(self.spec.pools)}), "
+                f"got {len(self.blocks)}."
+            )
+        for pool, count in zip(self.spec.pools, self.blocks, strict=True):
+            least = minimum_blocks(
+                pool, self.max_sequences, self.max_length, self.max_chunk
+            )
+            if count < least:
+                raise ValueError(
+                    f"Pool {pool.name} needs at least {least} blocks to serve "
+                    f"{self.max_sequences} sequences, got {count}."
+                )
+            if count * pool.block_tokens > _INT32_MAX:
+                raise ValueError(
+                    f"Pool {pool.name}: {count} blocks of {pool.block_tokens} tokens "
+                    f"exceed the int32 range of positions; plan fewer blocks."
+                )
+
+    def columns(self, pool: int) -> int:
+        """Columns of a row's block table in one pool.
+
+        Forms that grow have one column per block of ``max_length``; bounded forms
+        use their table as a ring, block ``j`` in column ``j % columns``.
+        """
+        spec = self.spec.pools[pool]
+        whole = -(-self.max_length // spec.block_tokens)
+        if RULES[spec.form].grows:
+            return whole
+        return min(whole, _live_blocks(spec, self.max_chunk) + 1)
+
+    @property
+    def pool_bytes(self) -> tuple[int, ...]:
+        """Bytes of each pool."""
+        return tuple(
+            pool.block_bytes * count
+            for pool, count in zip(self.spec.pools, self.blocks, strict=True)
+        )
+
+    @property
+    def overhead_bytes(self) -> int:
+        """Bytes of state tables, row tables and the host's index."""
+        tables = sum(self.blocks) * _TABLE_COLUMNS * _INT32
+        rows = self.max_sequences * sum(
+            2 * self.columns(pool) * _INT32 for pool in range(len(self.blocks))
+        )
+        log = self.max_sequences * self.max_length * _INT32
+        index = sum(self.blocks) * 2 * _INT32 + _index_tokens(self) * _INT32
+        return tables + rows + log + index
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything that the budget pays for."""
+        return sum(self.pool_bytes) + self.overhead_bytes
+
+    def report(self) -> str:
+        """A table for people: blocks, tokens and bytes per pool."""
+        lines = [
+            f"resume points every {self.spec.grid} tokens; a prompt of up to "
+            f"{self.spec.grid} tokens can never hit",
+            f"{'pool':<24}{'layers':>7}{'blocks':>9}{'tokens':>11}{'MiB':>10}",
+        ]
+        for pool, count, size in zip(
+            self.spec.pools, self.blocks, self.pool_bytes, strict=True
+        ):
+            lines.append(
+                f"{pool.name:<24}{len(pool.layers):>7}{count:>9}"
+                f"{count * pool.block_tokens:>11}{size / 2**20:>10.1f}"
+            )
+        lines.append(
+            f"{'tables, rows, index':<24}{'':>27}{self.overhead_bytes / 2**20:>10.1f}"
+        )
+        lines.append(f"{'total':<24}{'':>27}{self.total_bytes / 2**20:>10.1f}")
+        return "\n".join(lines)
+
+
+def plan_capacity(
+    spec: CacheSpec,
+    *,
+    budget: int | str,
+    max_sequences: int,
+    max_length: int,
+    max_chunk: int = 256,
+    stored_tokens: int | None = None,
+    backend: str | None = None,
+) -> CapacityPlan:
+    """Divides a byte budget over the pools of a spec.
+
+    Every pool first gets what live sequences need: one sequence of ``max_length``
+    and one block for each other row in the growing pools, a full window for every
+    row in the bounded ones.  What is left goes to stored prefixes, so that all
+    pools can hold the same number of further tokens.
+
+    Args:
+      spec: what is cached.
+      budget: bytes, or text such as ``"8GiB"`` or ``"500MB"``.
+      max_sequences: rows alive at once.
+      max_length: most tokens of one sequence.
+      max_chunk: most tokens of one row in one step.
+      stored_tokens: tokens of stored prefixes to plan for, rounded up to the grid;
+        None uses the whole budget.
+      backend: None for JAX's default backend.
+
+    Raises:
+      ValueError: for a budget that cannot be read or does not fit, saying how many
+        bytes the smallest plan needs, and for forms that have no storage yet.
+    """
+    for pool in spec.pools:
+        _check_storable(pool)
+    size = parse_bytes(budget)
+    backend = jax.default_backend() if backend is None else backend
+    max_chunk = min(max_chunk, max_length)
+    least = tuple(
+        minimum_blocks(pool, max_sequences, max_length, max_chunk)
+        for pool in spec.pools
+    )
+
+    def plan(grids: int) -> CapacityPlan:
+        blocks = tuple(
+            base + grids * (spec.grid // pool.block_tokens)
+            for base, pool in zip(least, spec.pools, strict=True)
+        )
+        return CapacityPlan(
+            spec, max_sequences, max_length, max_chunk, blocks, backend
+        )
+
+    smallest = plan(0)
+    per_grid = plan(1).total_bytes - smallest.total_bytes
+    room = (size - smallest.total_bytes) // per_grid
+    grids = room if stored_tokens is None else -(-stored_tokens // spec.grid)
+    if room < 0 or grids > room:
+        needed = plan(0 if stored_tokens is None else grids).total_bytes
+        raise ValueError(
+            f"The plan does not fit: {max_sequences} sequences of up to {max_length} "
+            f"tokens"
+            + ("" if stored_tokens is None else f" and {stored_tokens} stored tokens")
+            + f" need {format_bytes(needed)}, the budget is {format_bytes(size)}. "
+            f"Raise the budget, or lower max_length, max_sequences or stored_tokens."
+        )
+    return plan(grids)
+
+
+def minimum_blocks(
+    pool: PoolSpec, max_sequences: int, max_length: int, max_chunk: int
+) -> int:
+    """Fewest blocks with which a pool can serve ``max_sequences`` rows."""
+    whole = -(-max_length // pool.block_tokens)
+    if RULES[pool.form].grows:
+        return whole + max_sequences - 1
+    return max_sequences * min(whole, _live_blocks(pool, max_chunk))
+
+
+def parse_bytes(text: int | str) -> int:
+    """Bytes from a number or from text such as ``"8GiB"``.
+
+    Raises:
+      ValueError: if it is no positive amount.
+    """
+    if isinstance(text, int):
+        size = text
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ValueError(
+                f"Cannot read {text!r} as an amount of memory; write for example "
+                f"'8GiB', '500MB' or a number of bytes."
+            )
+        size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size < 1:
+        raise ValueError(f"An amount of memory must be positive, got {text!r}.")
+    return size
+
+
+def format_bytes(size: float) -> str:
+    """Bytes for people, for example ``"1.5 GiB"``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def _live_blocks(pool: PoolSpec, max_chunk: int) -> int:
+    """Blocks of a bounded form that one row touches while a chunk runs."""
+    return -(-(pool.geometry.local.reach + max_chunk) // pool.block_tokens) + 1
+
+
+def _index_tokens(plan: CapacityPlan) -> int:
+    """Tokens that the host's index can come to hold: those of the largest pool."""
+    return max(
+        count * pool.block_tokens
+        for pool, count in zip(plan.spec.pools, plan.blocks, strict=True)
+    )
+
+
+def _check_storable(pool: PoolSpec) -> None:
+    if pool.geometry.ratio > 1 or RULES[pool.form].exact:
+        raise ValueError(
+            f"Pool {pool.name}: this version stores full-history entries and windows "
+            f"only; {pool.form.name} takes part in verdicts but has no storage yet."
+        )
+    for plane in pool.entry.planes:
+        storage_dtype(plane.dtype, "cpu")

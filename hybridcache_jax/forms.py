@@ -1,0 +1,125 @@
+"""What layers leave behind, and what of it must be held to resume.
+
+A *form* is a label and one pure function: which raw token positions must be
+covered by held entries so that decoding can resume at position ``p``.  Adding a
+form means adding one row to :data:`RULES`; nothing outside this file asks which
+form something is in order to decide whether it is enough.
+
+Every form depends on the whole prefix, windows and tails too, so all of them are
+keyed by the whole prefix.
+"""
+
+import dataclasses
+import enum
+import types
+from collections.abc import Callable, Mapping
+
+from hybridcache_jax.layers import Chunk, Window
+
+
+class Form(enum.IntEnum):
+    """The kinds of cache object; ``NONE`` labels a block that is free."""
+
+    NONE = 0
+    COMPRESSED_KV = 1
+    UNCOMPRESSED_TAIL = 2
+    SWA_WINDOW = 3
+    INDEXER_STATE = 4
+    ON_DISK_PREFIX = 5
+    FULL_KV = 6
+    RECURRENT_STATE = 7
+
+
+class Remedy(enum.Enum):
+    """How a lost form comes back."""
+
+    RECOMPUTE = "recompute from the first hole"
+    REPLAY = "replay: run the last tokens again, reading the forms that are held"
+    LOAD = "load it from the outer tier, verify it, register it"
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometry:
+    """The numbers a retention rule needs.
+
+    Attributes:
+      ratio: tokens per entry, >= 1.
+      halo: raw tokens before the compression boundary that an overlapping
+        compressor still needs (``overlap * ratio``).
+      local: the window or chunk of a local form, else None.
+    """
+
+    ratio: int = 1
+    halo: int = 0
+    local: Window | Chunk | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RetentionRule:
+    """One row of the table of forms.
+
+    Attributes:
+      required: ``(geometry, p) -> (lo, hi)``: token positions ``[lo, hi)`` must be
+        covered to resume at ``p``.  ``p`` is an int or an int array ``[...]``; the
+        results have its shape.  Nothing is required where ``lo >= hi``.
+      grows: it grows with the history; the others have a bounded size.
+      exact: the form is a checkpoint, of use only at the position it was taken.
+      resident: a holding of this form can be read on the device as it lies.
+      remedy: how it comes back when it is lost.
+    """
+
+    required: Callable
+    remedy: Remedy
+    grows: bool = False
+    exact: bool = False
+    resident: bool = True
+
+
+def _history(geometry: Geometry, p):
+    return p * 0, p - p % geometry.ratio
+
+
+def _window(geometry: Geometry, p):
+    return geometry.local.first_visible(p), p
+
+
+def _tail(geometry: Geometry, p):
+    start = p - p % geometry.ratio - geometry.halo
+    return start * (start > 0), p
+
+
+def _checkpoint(geometry: Geometry, p):
+    del geometry
+    return p, p
+
+
+# The table.  Sources: the general resume law for full, window, chunked, compressed,
+# pooled-index and recurrent layers.  ON_DISK_PREFIX stands for any other form that
+# was moved out: it asks for the same history, and cannot be read as it lies.
+RULES: Mapping[Form, RetentionRule] = types.MappingProxyType(
+    {
+        Form.FULL_KV: RetentionRule(_history, Remedy.RECOMPUTE, grows=True),
+        Form.COMPRESSED_KV: RetentionRule(_history, Remedy.RECOMPUTE, grows=True),
+        Form.INDEXER_STATE: RetentionRule(_history, Remedy.RECOMPUTE, grows=True),
+        Form.UNCOMPRESSED_TAIL: RetentionRule(_tail, Remedy.REPLAY),
+        Form.SWA_WINDOW: RetentionRule(_window, Remedy.REPLAY),
+        Form.RECURRENT_STATE: RetentionRule(_checkpoint, Remedy.REPLAY, exact=True),
+        Form.ON_DISK_PREFIX: RetentionRule(
+            _history, Remedy.LOAD, grows=True, resident=False
+        ),
+    }
+)
+
+
+def required(form: Form, geometry: Geometry, p):
+    """Token positions ``[lo, hi)`` that must be covered to resume at ``p``.
+
+    Args:
+      form: the form asked about.
+      geometry: its ratio, halo and window.
+      p: int or int array ``[...]``, the resume point.
+
+    Returns:
+      ``(lo, hi)``, each of the shape of ``p``.
+    """
+    return RULES[form].required(geometry, p)

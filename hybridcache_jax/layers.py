@@ -1,0 +1,301 @@
+"""What a model is: one record per layer, made of orthogonal parts.
+
+A :class:`LayerSpec` says how a layer attends: which keys it sees nearby
+(``local``), what it keeps of the whole history (``global_``), how it selects
+from that history (``select``, ``index``), whether it carries recurrent state,
+and whose entries it reads when it owns none (``kv_owner``, ``index_owner``,
+``select_owner``).
+
+The library stores *entries*: opaque rows that the model has already normed and
+rotated.  Sinks, norms, rope and projections are the model's business; window,
+ratio, overlap and position are the cache's.
+"""
+
+import dataclasses
+
+import ml_dtypes  # noqa: F401  (teaches NumPy the names of bfloat16 and float8)
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """One named array of an entry, for example the keys of a token.
+
+    Attributes:
+      name: the keyword under which the layer appends it (``"k"``, ``"v"``).
+      heads: number of heads stored per entry; 1 for a latent or a shared row.
+      dim: elements per head.
+      dtype: name of the *logical* dtype, for example ``"bfloat16"``.  How a
+        backend stores it is decided in ``spec.storage_dtype``.
+    """
+
+    name: str
+    heads: int
+    dim: int
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        if not self.name.isidentifier():
+            raise ValueError(f"Plane name {self.name!r} must be an identifier.")
+        if self.heads < 1 or self.dim < 1:
+            raise ValueError(
+                f"Plane {self.name!r} needs heads >= 1 and dim >= 1, got "
+                f"heads={self.heads}, dim={self.dim}."
+            )
+        named_dtype(self.dtype)
+
+    @property
+    def width(self) -> int:
+        """Elements of one entry: ``heads * dim``, heads folded into lanes."""
+        return self.heads * self.dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one entry."""
+        return self.width * named_dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What one layer stores for one token, or for one block of tokens.
+
+    Attributes:
+      planes: the arrays of the entry, names distinct.  By convention attention
+        reads ``"k"`` and ``"v"``; an entry whose only plane is ``"k"`` is its
+        own value (shared keys and values).
+    """
+
+    planes: tuple[Plane, ...]
+
+    def __post_init__(self):
+        names = [plane.name for plane in self.planes]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(
+                f"An Entry needs at least one plane and distinct names, got {names}."
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one entry over all planes."""
+        return sum(plane.nbytes for plane in self.planes)
+
+    @classmethod
+    def kv(cls, heads: int, dim: int, dtype: str = "float32") -> "Entry":
+        """Keys and values of ``heads`` heads of ``dim`` elements each."""
+        return cls((Plane("k", heads, dim, dtype), Plane("v", heads, dim, dtype)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Sliding window: query ``t`` sees keys ``t - size + 1 .. t``.
+
+    ``size`` counts the query's own key.  Conventions that count only the keys
+    before it must add one; :meth:`from_lookback` does.
+    """
+
+    size: int
+    entry: Entry
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(
+                f"Window size must be >= 1 (it counts the query's own key), "
+                f"got {self.size}."
+            )
+
+    @classmethod
+    def from_lookback(cls, previous: int, entry: Entry) -> "Window":
+        """A window given as the number of keys *before* the query's own."""
+        return cls(previous + 1, entry)
+
+    def first_visible(self, position):
+        """First key position that the query at ``position`` sees.
+
+        Args:
+          position: int or int array ``[...]``; positions are non-negative.
+
+        Returns:
+          Same shape; never negative.
+        """
+        start = position - (self.size - 1)
+        return start * (start > 0)
+
+    @property
+    def reach(self) -> int:
+        """Most keys before its own that a query sees."""
+        return self.size - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Chunked local attention: query ``t`` sees keys ``size*(t//size) .. t``."""
+
+    size: int
+    entry: Entry
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(f"Chunk size must be >= 1, got {self.size}.")
+
+    def first_visible(self, position):
+        """First key position that the query at ``position`` sees."""
+        return (position // self.size) * self.size
+
+    @property
+    def reach(self) -> int:
+        """Most keys before its own that a query sees."""
+        return self.size - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """Entries over the whole history: one per ``ratio`` tokens.
+
+    Attributes:
+      entry: layout of one entry.
+      ratio: tokens per entry.  1 is full attention (or a per-token latent).
+      overlap: 1 if an entry also pools the block before its own, else 0.
+      raw: layout of one *uncompressed* token behind the compression boundary;
+        required exactly when ``ratio > 1``.
+    """
+
+    entry: Entry
+    ratio: int = 1
+    overlap: int = 0
+    raw: Entry | None = None
+
+    def __post_init__(self):
+        _check_pooling("Entries", self.ratio, self.overlap, self.raw)
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK:
+    """Selection of the ``k`` best units per query.
+
+    Attributes:
+      k: units selected.
+      unit: tokens per unit.
+      local_units: units nearest the query that are always selected.
+      open_tail: whether tokens of the open block are always selected.
+      per: ``"query"`` or ``"kv_group"``.
+    """
+
+    k: int
+    unit: int = 1
+    local_units: int = 0
+    open_tail: bool = False
+    per: str = "query"
+
+    def __post_init__(self):
+        if self.k < 1 or self.unit < 1 or self.local_units < 0:
+            raise ValueError(
+                f"TopK needs k >= 1, unit >= 1, local_units >= 0, got {self}."
+            )
+        if self.per not in ("query", "kv_group"):
+            raise ValueError(
+                f"TopK.per must be 'query' or 'kv_group', got {self.per!r}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexKeys:
+    """Keys by which a sparse indexer ranks entries: one per ``ratio`` tokens.
+
+    Attributes:
+      entry: layout of one key.
+      ratio: tokens per key.
+      overlap: 1 if a key also pools the block before its own, else 0.
+      raw: layout of one raw token waiting to be pooled; None if keys are made
+        per token or projected from a finished entry, so that nothing waits.
+    """
+
+    entry: Entry
+    ratio: int = 1
+    overlap: int = 0
+    raw: Entry | None = None
+
+    def __post_init__(self):
+        if self.raw is not None:
+            _check_pooling("IndexKeys", self.ratio, self.overlap, self.raw)
+        elif self.overlap or self.ratio < 1:
+            raise ValueError(
+                f"IndexKeys without raw rows needs ratio >= 1 and overlap 0, "
+                f"got ratio={self.ratio}, overlap={self.overlap}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentState:
+    """State folded over the whole prefix: valid at one exact position only.
+
+    Attributes:
+      state: layout of the state (and of convolution inputs, as further planes).
+    """
+
+    state: Entry
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSpec:
+    """How one layer attends and what it keeps.
+
+    Attributes:
+      local: keys near the query, or None.
+      global_: entries over the whole history, or None.
+      select: how entries are selected; None means all visible ones.
+      index: index keys this layer owns, or None.
+      recurrent: recurrent state, or None.
+      kv_owner: index of the layer whose local and global entries this layer
+        reads instead of owning any; None means its own.
+      index_owner: index of the layer whose index keys it ranks.
+      select_owner: index of the layer whose selection it reuses.
+    """
+
+    local: Window | Chunk | None = None
+    global_: Entries | None = None
+    select: TopK | None = None
+    index: IndexKeys | None = None
+    recurrent: RecurrentState | None = None
+    kv_owner: int | None = None
+    index_owner: int | None = None
+    select_owner: int | None = None
+
+    def __post_init__(self):
+        owns = self.local or self.global_ or self.recurrent
+        if self.kv_owner is None and not owns:
+            raise ValueError(
+                "A layer keeps something (local, global_ or recurrent) or names "
+                "the layer it reads (kv_owner); this one does neither."
+            )
+        if self.kv_owner is not None and (self.local or self.global_):
+            raise ValueError(
+                "A layer with kv_owner reads another layer's entries and must not "
+                "declare local or global_ of its own."
+            )
+
+
+def _check_pooling(what: str, ratio: int, overlap: int, raw: Entry | None) -> None:
+    if ratio < 1 or overlap not in (0, 1):
+        raise ValueError(
+            f"{what} needs ratio >= 1 and overlap 0 or 1, got "
+            f"ratio={ratio}, overlap={overlap}."
+        )
+    if (ratio > 1) != (raw is not None):
+        raise ValueError(
+            f"{what} with ratio {ratio} "
+            + ("needs the layout of its raw rows." if ratio > 1 else "has no raw rows.")
+        )
+
+
+def named_dtype(name: str) -> np.dtype:
+    """The dtype called ``name``, including bfloat16 and the 8-bit floats.
+
+    Raises:
+      ValueError: if there is no such dtype.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError as error:
+        raise ValueError(
+            f"Unknown dtype {name!r}; expected a name such as 'float32' or 'bfloat16'."
+        ) from error

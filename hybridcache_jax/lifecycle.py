@@ -1,0 +1,183 @@
+"""Pure transitions of blocks: from state table to state table.
+
+Every function takes a table and returns a new one; an interrupted transition
+leaves the old value whole.  Vectors of ids may be padded with any id outside
+``[0, P)``; masked or padded places change nothing.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.forms import Form
+from hybridcache_jax.state import StateTable
+
+
+def allocate(
+    table: StateTable,
+    want: jax.Array,
+    *,
+    form: Form,
+    version: jax.Array,
+    first: jax.Array,
+    clock: jax.Array,
+) -> tuple[StateTable, jax.Array]:
+    """Hands out free blocks: ``FREE -> WRITING``, one pin, new epoch, new label.
+
+    Args:
+      table: facts of the pool.
+      want: ``[K]`` bool, places that want a block.  The caller has made sure that
+        ``num_free`` suffices; places beyond it get none.
+      form: label of the pool.
+      version: ``[K]`` int32, identity that will write.
+      first: ``[K]`` int32, first token position of the block.
+      clock: ``[]`` int32.
+
+    Returns:
+      The table, and ``[K]`` int32 ids (``P`` where nothing was handed out).
+    """
+    size = table.stage.shape[0]
+    rank = jnp.cumsum(want) - want
+    place = table.num_free - 1 - rank
+    ids = jnp.where(want, _get(table.free, place, size), size)
+    return dataclasses.replace(
+        table,
+        stage=_put(table.stage, ids, Stage.WRITING),
+        form=_put(table.form, ids, form),
+        version=_put(table.version, ids, version),
+        epoch=_add(table.epoch, ids, 1),
+        pins=_put(table.pins, ids, 1),
+        first=_put(table.first, ids, first),
+        used=_put(table.used, ids, clock),
+        num_free=table.num_free - jnp.sum(ids < size, dtype=jnp.int32),
+    ), ids
+
+
+def seal(table: StateTable, ids: jax.Array) -> StateTable:
+    """``WRITING -> SEALED`` for finished blocks; other stages stay as they are."""
+    writing = _get(table.stage, ids, Stage.FREE) == Stage.WRITING
+    return dataclasses.replace(
+        table, stage=_put(table.stage, _masked(table, ids, writing), Stage.SEALED)
+    )
+
+
+def pin(table: StateTable, ids: jax.Array, clock: jax.Array) -> StateTable:
+    """Adds one pin per mention; a pinned block is never evicted or overwritten."""
+    return dataclasses.replace(
+        table,
+        pins=_add(table.pins, ids, 1),
+        used=_put(table.used, ids, clock),
+    )
+
+
+def unpin(table: StateTable, ids: jax.Array, clock: jax.Array) -> StateTable:
+    """Takes one pin per mention; blocks that nobody holds any more become free.
+
+    A block without pins stays when a stored prefix holds it and it is sealed.
+    """
+    table = dataclasses.replace(
+        table, pins=_add(table.pins, ids, -1), used=_put(table.used, ids, clock)
+    )
+    stored = _get(table.kept, ids, True) & (
+        _get(table.stage, ids, Stage.SEALED) == Stage.SEALED
+    )
+    gone = (_get(table.pins, ids, 1) == 0) & ~stored
+    return _free(table, _first_mentions(_masked(table, ids, gone)))
+
+
+def keep(table: StateTable, ids: jax.Array) -> StateTable:
+    """Marks sealed blocks as held by a stored prefix."""
+    sealed = _get(table.stage, ids, Stage.FREE) == Stage.SEALED
+    return dataclasses.replace(
+        table, kept=_put(table.kept, _masked(table, ids, sealed), True)
+    )
+
+
+def evictable(table: StateTable) -> jax.Array:
+    """``[P]`` bool: sealed, held by a stored prefix, and pinned by nobody."""
+    return (table.stage == Stage.SEALED) & table.kept & (table.pins == 0)
+
+
+def evict(table: StateTable, count: jax.Array) -> StateTable:
+    """Frees up to ``count`` evictable blocks: ``SEALED -> EVICTING -> FREE``.
+
+    The longest unused go first; among equals those at the highest position, so
+    that a chain loses its end before its beginning.
+
+    Args:
+      table: facts of the pool.
+      count: ``[]`` int32.
+    """
+    candidates = evictable(table)
+    order = jnp.lexsort((-table.first, table.used, ~candidates))
+    chosen = candidates[order] & (jnp.arange(order.shape[0]) < count)
+    return _free(table, jnp.where(chosen, order, table.stage.shape[0]))
+
+
+def account(table: StateTable) -> dict[str, jax.Array]:
+    """Counts blocks by what they are: the parts add up to the pool's size.
+
+    Returns:
+      ``[]`` int32 each: ``free``, ``evictable``, ``pinned`` (sealed), ``writing``,
+      ``moving`` (all other stages), ``total``.
+    """
+    sealed = table.stage == Stage.SEALED
+    stored = evictable(table)
+    counts = {
+        "free": table.stage == Stage.FREE,
+        "evictable": stored,
+        "pinned": sealed & ~stored,
+        "writing": table.stage == Stage.WRITING,
+        "moving": table.stage > Stage.SEALED,
+        "total": jnp.ones_like(sealed),
+    }
+    return {name: jnp.sum(part, dtype=jnp.int32) for name, part in counts.items()}
+
+
+def _free(table: StateTable, ids: jax.Array) -> StateTable:
+    """``-> FREE``: clears label and keep mark, bumps the epoch, pushes the id."""
+    size = table.stage.shape[0]
+    valid = ids < size
+    rank = jnp.cumsum(valid) - valid
+    place = jnp.where(valid, table.num_free + rank, size)
+    return dataclasses.replace(
+        table,
+        stage=_put(table.stage, ids, Stage.FREE),
+        form=_put(table.form, ids, Form.NONE),
+        epoch=_add(table.epoch, ids, 1),
+        pins=_put(table.pins, ids, 0),
+        kept=_put(table.kept, ids, False),
+        first=_put(table.first, ids, -1),
+        free=_put(table.free, place, ids),
+        num_free=table.num_free + jnp.sum(valid, dtype=jnp.int32),
+    )
+
+
+def _first_mentions(ids: jax.Array) -> jax.Array:
+    """``ids`` sorted, with repeated ids replaced by one past any id."""
+    ordered = jnp.sort(ids)
+    repeated = jnp.concatenate(
+        [jnp.zeros(1, bool), ordered[1:] == ordered[:-1]]
+    )
+    return jnp.where(repeated, jnp.iinfo(jnp.int32).max, ordered)
+
+
+def _masked(table: StateTable, ids: jax.Array, mask: jax.Array) -> jax.Array:
+    return jnp.where(mask, ids, table.stage.shape[0])
+
+
+def _get(array: jax.Array, ids: jax.Array, fill) -> jax.Array:
+    return array.at[ids].get(
+        mode="fill", fill_value=fill, wrap_negative_indices=False
+    )
+
+
+def _put(array: jax.Array, ids: jax.Array, values) -> jax.Array:
+    values = jnp.asarray(values, array.dtype)
+    return array.at[ids].set(values, mode="drop", wrap_negative_indices=False)
+
+
+def _add(array: jax.Array, ids: jax.Array, values) -> jax.Array:
+    return array.at[ids].add(values, mode="drop", wrap_negative_indices=False)

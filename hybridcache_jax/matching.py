@@ -1,0 +1,178 @@
+"""From claims and facts to a plan.  Pure host code: nothing changes, nothing runs.
+
+The order is that of the validation layers: is anything claimed at all, is the point
+legal, do facts and claims agree, what does every form require, what is cheapest.
+"""
+
+import jax
+import numpy as np
+
+from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.forms import RULES, required
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.prefix_index import Claims, PrefixIndex
+from hybridcache_jax.resume import CostModel, Holdings, Solution, solve
+from hybridcache_jax.resume_plan import Alternative, FormReport, ResumePlan
+from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.state import HybridCache, StateTable
+from hybridcache_jax.validate import facts
+
+
+def make_plan(
+    spec: CacheSpec,
+    tables: tuple[StateTable, ...],
+    index: PrefixIndex,
+    tokens: np.ndarray,
+    identity: Identity,
+    version: int,
+    cost: CostModel,
+) -> ResumePlan:
+    """Solves one prompt against the claims and facts of this moment.
+
+    Args:
+      spec: pools and layers.
+      tables: facts, as NumPy arrays (:func:`snapshot`).
+      index: claims.
+      tokens: ``[n]`` int32.
+      identity: who asks.
+      version: id of the identity in the facts.
+      cost: rates for weighing alternatives.
+    """
+    claims = index.lookup(identity, tokens)
+    if not identity.complete:
+        claims = _no_claims(claims)
+    reasons = [
+        facts(
+            table,
+            claims.blocks[number],
+            claims.epochs[number],
+            form=pool.form,
+            version=np.int32(version),
+            first=np.arange(len(claims.blocks[number]), dtype=np.int32)
+            * np.int32(pool.block_tokens),
+        )
+        for number, (pool, table) in enumerate(zip(spec.pools, tables, strict=True))
+    ]
+    points = np.arange(0, claims.length + 1, spec.grid, dtype=np.int32)
+    solution = solve(
+        spec, points, np.int32(len(tokens)), _holdings(spec, reasons), cost=cost
+    )
+    claimed = int(points[points <= max(len(tokens) - 1, 0)][-1])
+    reports = _reports(spec, solution, reasons, claimed, claimed // spec.grid)
+    reason, changed = _reason(index, tokens, identity, spec.grid, claimed, reports)
+    return ResumePlan(
+        verdict=Verdict(int(solution.verdict)),
+        length=int(solution.point),
+        start=int(solution.start),
+        num_tokens=len(tokens),
+        reason=reason,
+        forms=reports,
+        claimed_length=claimed,
+        history_length=int(solution.history_point),
+        shared_length=claims.shared,
+        alternatives=_alternatives(solution, len(tokens)),
+        changed=changed,
+        identity=identity,
+        version=version,
+        claims=claims,
+    )
+
+
+def snapshot(cache: HybridCache) -> tuple[StateTable, ...]:
+    """The facts as NumPy arrays; waits for the last step to finish.
+
+    They may be views of device memory: drop them before the cache is donated.
+    """
+    return jax.tree.map(np.asarray, cache.tables)
+
+
+def _no_claims(claims: Claims) -> Claims:
+    none = np.zeros(0, np.int32)
+    pools = len(claims.blocks)
+    return Claims(0, 0, none, (none,) * pools, (none,) * pools)
+
+
+def _holdings(spec: CacheSpec, reasons: list[np.ndarray]) -> Holdings:
+    device, anywhere = [], []
+    for pool, reason in zip(spec.pools, reasons, strict=True):
+        size = np.int32(pool.block_tokens)
+        here = reason == Reason.OK
+        device.append(here * size)
+        anywhere.append((here | (reason == Reason.IN_OUTER_TIER)) * size)
+    return Holdings(tuple(device), tuple(anywhere))
+
+
+def _reports(
+    spec: CacheSpec,
+    solution: Solution,
+    reasons: list[np.ndarray],
+    point: int,
+    candidate: int,
+) -> tuple[FormReport, ...]:
+    """Per pool, what resuming at ``point`` (``candidate`` of the points) lacks."""
+    reports = []
+    for number, pool in enumerate(spec.pools):
+        lo, hi = (int(x) for x in required(pool.form, pool.geometry, point))
+        reason, position = Reason.OK, -1
+        if not solution.per_pool[number, candidate]:
+            start = lo // pool.block_tokens
+            stop = -(-hi // pool.block_tokens)
+            bad = reasons[number][start:stop] != Reason.OK
+            block = start + int(np.argmax(bad))
+            reason = Reason(int(reasons[number][block]))
+            position = max(lo, block * pool.block_tokens)
+        remedy = RULES[pool.form].remedy
+        reports.append(
+            FormReport(pool.name, pool.form, (lo, hi), reason, position, remedy)
+        )
+    return tuple(reports)
+
+
+def _reason(
+    index: PrefixIndex,
+    tokens: np.ndarray,
+    identity: Identity,
+    grid: int,
+    claimed: int,
+    reports: tuple[FormReport, ...],
+) -> tuple[Reason, tuple[str, ...]]:
+    """Why not more was reused, and which identity fields are to blame if any."""
+    if len(tokens) == 0:
+        return Reason.EMPTY_PROMPT, ()
+    if not identity.complete:
+        return Reason.IDENTITY_UNKNOWN, ()
+    if len(tokens) <= grid:
+        return Reason.SHORTER_THAN_GRID, ()
+    for report in reports:
+        if not report.held:
+            return report.reason, ()
+    if claimed > 0:
+        return Reason.OK, ()
+    # Only this namespace is looked at: what other tenants stored must not show.
+    others = [
+        (index.lookup(other, tokens).length, other)
+        for other in index.identities()
+        if other.namespace == identity.namespace and other != identity
+    ]
+    length, other = max(others, key=lambda pair: pair[0], default=(0, identity))
+    if length > 0:
+        return Reason.PRODUCER_CHANGED, identity.differences(other)
+    return Reason.NOT_STORED, ()
+
+
+def _alternatives(solution: Solution, num_tokens: int) -> tuple[Alternative, ...]:
+    """The proved ways, cheapest first; a full run is always one."""
+    ways = {(Verdict.NEEDS_FULL_RECOMPUTE, 0, 0)}
+    if solution.device_point > 0:
+        point = int(solution.device_point)
+        ways.add((Verdict.RESUMABLE, point, point))
+    if solution.anywhere_point > solution.device_point:
+        point = int(solution.anywhere_point)
+        ways.add((Verdict.NEEDS_IO, point, point))
+    if solution.replay_start < solution.replay_point:
+        point, start = int(solution.replay_point), int(solution.replay_start)
+        ways.add((Verdict.NEEDS_PARTIAL_RECOMPUTE, point, start))
+    return tuple(
+        Alternative(verdict, point, start, num_tokens - start)
+        for verdict, point, start in sorted(ways, key=lambda way: (-way[2], way[0]))
+    )

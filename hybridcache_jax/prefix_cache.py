@@ -1,0 +1,256 @@
+"""PrefixCache: match, acquire, publish, release.
+
+The façade over claims (host) and facts (in the cache).  The cache itself stays a
+value: every method that changes it takes one and returns one; the old value stays
+good to read.  Methods are called between compiled steps, from one thread.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybridcache_jax import lease as leaselib
+from hybridcache_jax import lifecycle
+from hybridcache_jax import rows as rowlib
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.codes import Reason, Status, Verdict
+from hybridcache_jax.errors import LeaseError, NoRoomError
+from hybridcache_jax.forms import RULES, Form, Remedy
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.lease import Lease
+from hybridcache_jax.matching import make_plan, snapshot
+from hybridcache_jax.prefix_index import Holds, PrefixIndex
+from hybridcache_jax.publication import collect
+from hybridcache_jax.resume import CostModel
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.state import HybridCache, StateTable
+from hybridcache_jax.validate import facts
+
+
+class PrefixCache:
+    """Stored prefixes of one cache: claims, and the way from claim to lease."""
+
+    def __init__(self, plan: CapacityPlan, *, cost: CostModel = CostModel()):
+        """An empty store of prefixes.
+
+        Args:
+          plan: the plan of the caches it will be used with.
+          cost: rates by which waiting, replaying and recomputing are compared.
+        """
+        self.plan = plan
+        self.cost = cost
+        self._index = PrefixIndex(plan.spec)
+        self._versions: dict[Identity, int] = {}
+        self._essential = tuple(
+            number
+            for number, pool in enumerate(plan.spec.pools)
+            if RULES[pool.form].remedy is not Remedy.REPLAY
+        )
+        self._admit = jax.jit(leaselib.admit)
+        self._release = jax.jit(leaselib.release)
+        self._keep = jax.jit(leaselib.keep)
+        self._check = jax.jit(rowlib.check)
+        self._evict = jax.jit(lifecycle.evict)
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens that the index claims, shared parts counted once."""
+        return self._index.stored_tokens
+
+    def match(
+        self, cache: HybridCache, tokens: Sequence[int] | np.ndarray, identity: Identity
+    ) -> ResumePlan:
+        """Says where a prompt can be resumed now.  Changes nothing.
+
+        Args:
+          cache: the cache of this moment.
+          tokens: ``[n]`` token ids; an int32 array is used as it is.
+          identity: who would read, and in which namespace.
+
+        Returns:
+          The plan; hand it to :meth:`acquire`.
+
+        Raises:
+          ValueError: if the tokens are no flat sequence of int32 integers, or more
+            than the plan's ``max_length``.
+        """
+        ids = _token_array(tokens)
+        if len(ids) > self.plan.max_length:
+            raise ValueError(
+                f"The prompt has {len(ids)} tokens, the plan allows "
+                f"{self.plan.max_length}; shorten it or plan a larger max_length."
+            )
+        return make_plan(
+            self.plan.spec,
+            snapshot(cache),
+            self._index,
+            ids,
+            identity,
+            self._version(identity),
+            self.cost,
+        )
+
+    def acquire(
+        self, cache: HybridCache, plan: ResumePlan
+    ) -> tuple[HybridCache, Lease]:
+        """Hands out a row under a plan: pins its blocks and checks them again.
+
+        Args:
+          cache: the cache of this moment; may be newer than the one matched.
+          plan: from :meth:`match`.
+
+        Returns:
+          The cache and a lease whose row stands at ``plan.start``.
+
+        Raises:
+          LeaseError: if a block of the plan changed hands since (match again), or if
+            the plan waits for I/O.
+          NoRoomError: if every row is taken.
+        """
+        if plan.verdict == Verdict.NEEDS_IO:
+            raise LeaseError(
+                f"The plan resumes at {plan.length} only once its blocks are loaded; "
+                "load them and match again."
+            )
+        idle = np.flatnonzero(~np.asarray(cache.rows.live))
+        if len(idle) == 0:
+            raise NoRoomError(
+                f"All {self.plan.max_sequences} rows are taken; release one, or plan a "
+                "larger max_sequences."
+            )
+        row = int(idle[0])
+        cache, status = self._admit(cache, leaselib.admission(self.plan, plan, row))
+        if status != Status.OK:
+            raise LeaseError(
+                "A block of this plan changed hands since it was matched; match again."
+            )
+        return cache, Lease(row, int(cache.rows.ticket[row]), plan)
+
+    def publish(self, cache: HybridCache, lease: Lease) -> HybridCache:
+        """Stores what a row has run so far as a prefix that others may resume.
+
+        Only whole blocks of whole grid units, only what was really run (the row's own
+        token log says what), and nothing that a replay rebuilt below its resume point.
+
+        Args:
+          cache: the cache after the step that ran the tokens.
+          lease: the row.
+
+        Raises:
+          LeaseError: if the lease no longer holds; nothing is published.
+        """
+        rows, tickets = np.array([lease.row]), np.array([lease.ticket])
+        if self._check(cache, rows, tickets)[0] != Status.OK:
+            raise LeaseError(
+                f"The lease on row {lease.row} no longer holds; nothing was published. "
+                "Match and acquire again."
+            )
+        identity = lease.plan.identity
+        offer = collect(cache, lease.row, lease.plan)
+        if offer is None or not identity.complete:
+            return cache
+        holds = self._holds(snapshot(cache), identity)
+        self._index.insert(identity, offer.tokens, offer.blocks, offer.epochs, holds)
+        accepted = self._index.lookup(identity, offer.tokens)
+        return self._keep(cache, *offer.marks(self.plan, accepted))
+
+    def release(
+        self, cache: HybridCache, lease: Lease, *, publish: bool = True
+    ) -> HybridCache:
+        """Gives a row back; its blocks are freed unless a stored prefix holds them.
+
+        Args:
+          cache: the cache.
+          lease: the receipt.
+          publish: store what was run first.
+
+        Raises:
+          LeaseError: if the receipt is not the row's own; nothing changes.
+        """
+        if publish:
+            cache = self.publish(cache, lease)
+        cache, status = self._release(cache, lease.row, lease.ticket)
+        if status != Status.OK:
+            raise LeaseError(
+                f"Row {lease.row} is not held by ticket {lease.ticket}; a lease is "
+                "released once, by its own receipt."
+            )
+        return cache
+
+    def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
+        """Evicts stored blocks until so many are free, as far as that is possible.
+
+        Args:
+          cache: the cache.
+          blocks: per pool, free blocks wanted.
+        """
+        short = [
+            max(0, want - int(table.num_free))
+            for want, table in zip(blocks, cache.tables, strict=True)
+        ]
+        return self._evict_counts(cache, short)
+
+    def evict(self, cache: HybridCache, form: Form) -> HybridCache:
+        """Evicts every stored block of one form that nobody has pinned."""
+        counts = [
+            count if pool.form == form else 0
+            for pool, count in zip(self.plan.spec.pools, self.plan.blocks, strict=True)
+        ]
+        return self._evict_counts(cache, counts)
+
+    def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
+        """Per pool, how many blocks are what; the parts add up to ``total``."""
+        return {
+            pool.name: {k: int(v) for k, v in lifecycle.account(table).items()}
+            for pool, table in zip(self.plan.spec.pools, cache.tables, strict=True)
+        }
+
+    def _evict_counts(self, cache: HybridCache, counts: Sequence[int]) -> HybridCache:
+        if not any(counts):
+            return cache
+        tables = tuple(
+            self._evict(table, jnp.int32(count)) if count else table
+            for table, count in zip(cache.tables, counts, strict=True)
+        )
+        cache = dataclasses.replace(cache, tables=tables)
+        now = snapshot(cache)
+        self._index.prune(
+            lambda identity: self._holds(now, identity), self._essential
+        )
+        return cache
+
+    def _version(self, identity: Identity) -> int:
+        return self._versions.setdefault(identity, len(self._versions) + 1)
+
+    def _holds(self, tables: tuple[StateTable, ...], identity: Identity) -> Holds:
+        """Which claims of an identity are true by the facts in ``tables``."""
+        version = np.int32(self._version(identity))
+
+        def holds(number, ids, epochs, first):
+            form = self.plan.spec.pools[number].form
+            reason = facts(
+                tables[number], ids, epochs, form=form, version=version, first=first
+            )
+            return (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
+
+        return holds
+
+
+def _token_array(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Token ids as a flat int32 array; an int32 array is not copied."""
+    ids = np.asarray(tokens)
+    if ids.size == 0:
+        return np.zeros(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(
+            f"Tokens must be a flat sequence of integers, got shape {ids.shape} and "
+            f"dtype {ids.dtype}."
+        )
+    if ids.dtype != np.int32 and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
+        raise ValueError(
+            f"Token ids must lie in 0..2**31-1, got {ids.min()}..{ids.max()}."
+        )
+    return np.ascontiguousarray(ids, np.int32)

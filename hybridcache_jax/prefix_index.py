@@ -1,0 +1,235 @@
+"""Claims: which blocks are said to hold which prefix.
+
+A radix tree per identity over token ids.  Edges are compared token by token, so no
+hash collision can make a hit, and are cut on the grid, so that every cut is a resume
+point.  The index may be stale: nothing reads on its word, every claim is checked
+against the facts before use.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.spec import CacheSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """What the index says about one prompt.
+
+    Attributes:
+      length: tokens claimed, a multiple of the grid.
+      shared: tokens that the prompt and the deepest stored prefix have in common,
+        not rounded to the grid.
+      tokens: ``[length]`` int32, the claimed prefix.
+      blocks: per pool, ``[length // block_tokens]`` int32 ids; ``NOTHING`` for none.
+      epochs: per pool, epochs the blocks were claimed with.
+    """
+
+    length: int
+    shared: int
+    tokens: np.ndarray
+    blocks: tuple[np.ndarray, ...]
+    epochs: tuple[np.ndarray, ...]
+
+
+# An id that no pool has: nothing is claimed here.
+NOTHING = np.int32(np.iinfo(np.int32).max)
+
+# (pool, ids, epochs, first positions), arrays of equal length, to a bool array.
+Holds = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass
+class _Node:
+    """One edge of the tree and what is claimed for its tokens."""
+
+    tokens: np.ndarray
+    blocks: tuple[np.ndarray, ...]
+    epochs: tuple[np.ndarray, ...]
+    children: dict[bytes, "_Node"] = dataclasses.field(default_factory=dict)
+
+
+class PrefixIndex:
+    """Token-exact index of stored prefixes, one tree per identity."""
+
+    def __init__(self, spec: CacheSpec):
+        """An empty index for caches of ``spec``."""
+        self._grid = spec.grid
+        self._sizes = tuple(pool.block_tokens for pool in spec.pools)
+        self._roots: dict[Identity, dict[bytes, _Node]] = {}
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens on all edges, shared parts counted once."""
+        return sum(len(node.tokens) for node in self._nodes())
+
+    def identities(self) -> tuple[Identity, ...]:
+        """Identities that have stored something."""
+        return tuple(self._roots)
+
+    def lookup(self, identity: Identity, tokens: np.ndarray) -> Claims:
+        """Everything claimed for the longest stored prefix of ``tokens``.
+
+        Args:
+          identity: producer and namespace.
+          tokens: ``[n]`` int32.
+        """
+        children = self._roots.get(identity, {})
+        at, path = 0, []
+        while True:
+            node = children.get(self._key(tokens, at))
+            if node is None:
+                break
+            same = _common(node.tokens, tokens[at:])
+            whole = same - same % self._grid
+            path.append(self._slice(node, 0, whole))
+            at += whole
+            if whole < len(node.tokens):
+                return self._claims(path, at, at + same - whole)
+            children = node.children
+        beyond = max(
+            (_common(node.tokens, tokens[at:]) for node in children.values()), default=0
+        )
+        return self._claims(path, at, at + beyond)
+
+    def insert(
+        self,
+        identity: Identity,
+        tokens: np.ndarray,
+        blocks: Sequence[np.ndarray],
+        epochs: Sequence[np.ndarray],
+        holds: Holds,
+    ) -> None:
+        """Claims blocks for a prefix, keeping older claims that still hold.
+
+        Args:
+          identity: producer and namespace.
+          tokens: ``[n]`` int32, ``n`` a multiple of the grid.
+          blocks: per pool, ``[n // block_tokens]`` int32; ``NOTHING`` for none.
+          epochs: per pool, likewise.
+          holds: tells which older claims are still true.
+        """
+        fresh = _Node(
+            np.array(tokens, np.int32),
+            tuple(np.array(ids, np.int32) for ids in blocks),
+            tuple(np.array(seen, np.int32) for seen in epochs),
+        )
+        children = self._roots.setdefault(identity, {})
+        at, total = 0, len(fresh.tokens)
+        while at < total:
+            key = self._key(fresh.tokens, at)
+            node = children.get(key)
+            if node is None:
+                children[key] = self._slice(fresh, at, total)
+                return
+            same = _common(node.tokens, fresh.tokens[at:])
+            whole = same - same % self._grid
+            if whole < len(node.tokens):
+                node = self._split(children, key, node, whole)
+            self._refresh(node, self._slice(fresh, at, at + whole), at, holds)
+            at += whole
+            children = node.children
+
+    def prune(
+        self, holds_for: Callable[[Identity], Holds], essential: Sequence[int]
+    ) -> int:
+        """Drops what can never be resumed: everything behind the first hole.
+
+        Args:
+          holds_for: gives, for an identity, what :meth:`insert` calls ``holds``.
+          essential: pools that a replay cannot rebuild.
+
+        Returns:
+          Tokens dropped.
+        """
+        before = self.stored_tokens
+        for identity in list(self._roots):
+            holds = holds_for(identity)
+            self._prune_below(self._roots[identity], 0, holds, essential)
+            if not self._roots[identity]:
+                del self._roots[identity]
+        return before - self.stored_tokens
+
+    def _prune_below(self, children, at, holds, essential) -> None:
+        for key, node in list(children.items()):
+            length = len(node.tokens)
+            for pool in essential:
+                size = self._sizes[pool]
+                first = at + np.arange(length // size, dtype=np.int32) * size
+                good = holds(pool, node.blocks[pool], node.epochs[pool], first)
+                if not good.all():
+                    hole = int(np.argmin(good)) * size
+                    length = min(length, hole - hole % self._grid)
+            if length == 0:
+                del children[key]
+            elif length < len(node.tokens):
+                children[key] = self._slice(node, 0, length)
+            else:
+                self._prune_below(node.children, at + length, holds, essential)
+
+    def _split(self, children, key, node: _Node, length: int) -> _Node:
+        """Cuts a node in two on the grid; returns the upper part."""
+        upper = self._slice(node, 0, length)
+        lower = self._slice(node, length, len(node.tokens))
+        lower.children = node.children
+        upper.children[self._key(lower.tokens, 0)] = lower
+        children[key] = upper
+        return upper
+
+    def _refresh(self, node: _Node, fresh: _Node, at: int, holds) -> None:
+        """Replaces the claims of a node that no longer hold."""
+        merged = []
+        for pool, size in enumerate(self._sizes):
+            first = at + np.arange(len(node.blocks[pool]), dtype=np.int32) * size
+            good = holds(pool, node.blocks[pool], node.epochs[pool], first)
+            merged.append(
+                (
+                    np.where(good, node.blocks[pool], fresh.blocks[pool]),
+                    np.where(good, node.epochs[pool], fresh.epochs[pool]),
+                )
+            )
+        node.blocks = tuple(ids for ids, _ in merged)
+        node.epochs = tuple(seen for _, seen in merged)
+
+    def _slice(self, node: _Node, start: int, stop: int) -> _Node:
+        def cut(arrays):
+            return tuple(
+                array[start // size : stop // size]
+                for array, size in zip(arrays, self._sizes, strict=True)
+            )
+
+        return _Node(node.tokens[start:stop], cut(node.blocks), cut(node.epochs))
+
+    def _claims(self, path: list[_Node], length: int, shared: int) -> Claims:
+        def join(arrays):
+            return np.concatenate([np.zeros(0, np.int32), *arrays])
+
+        pools = range(len(self._sizes))
+        return Claims(
+            length=length,
+            shared=shared,
+            tokens=join([node.tokens for node in path]),
+            blocks=tuple(join([node.blocks[pool] for node in path]) for pool in pools),
+            epochs=tuple(join([node.epochs[pool] for node in path]) for pool in pools),
+        )
+
+    def _key(self, tokens: np.ndarray, at: int) -> bytes:
+        """The next grid unit's tokens themselves: exact, not a hash of them."""
+        return tokens[at : at + self._grid].tobytes()
+
+    def _nodes(self) -> Iterator[_Node]:
+        stack = [node for root in self._roots.values() for node in root.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    """Number of leading tokens that two arrays share."""
+    length = min(len(a), len(b))
+    different = a[:length] != b[:length]
+    return int(np.argmax(different)) if different.any() else length

@@ -1,0 +1,96 @@
+"""What a row offers to the store: tokens it really ran, and the blocks they left."""
+
+import dataclasses
+
+import numpy as np
+
+from hybridcache_jax import rows as rowlib
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.prefix_index import NOTHING, Claims
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.state import HybridCache
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """Blocks that cover ``[0, n)`` of a row, ``n`` a multiple of the grid.
+
+    Attributes:
+      tokens: ``[n]`` int32.
+      blocks: per pool, ``[n // block_tokens]`` int32; ``NOTHING`` where the row has
+        no block (any more).
+      epochs: per pool, likewise.
+      floor: positions below come from the plan's claims; the row wrote the others.
+    """
+
+    tokens: np.ndarray
+    blocks: tuple[np.ndarray, ...]
+    epochs: tuple[np.ndarray, ...]
+    floor: int
+
+    def marks(
+        self, capacity: CapacityPlan, accepted: Claims
+    ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """Ids and epochs of the row's own blocks that the index took.
+
+        Args:
+          capacity: sizes; each pool's vectors are padded to its row columns.
+          accepted: what the index claims now for the offered tokens.
+
+        Returns:
+          Per pool, ``[C]`` int32 ids (``NOTHING`` for padding) and epochs.
+        """
+        ids, seen = [], []
+        for number, pool in enumerate(capacity.spec.pools):
+            mine, stamps = self.blocks[number], self.epochs[number]
+            taken = (mine != NOTHING) & (accepted.blocks[number] == mine)
+            taken[: self.floor // pool.block_tokens] = False
+            place = np.flatnonzero(taken)
+            columns = capacity.columns(number)
+            padded = np.full(columns, NOTHING)
+            padded[: len(place)] = mine[place]
+            marks = np.zeros(columns, np.int32)
+            marks[: len(place)] = stamps[place]
+            ids.append(padded)
+            seen.append(marks)
+        return tuple(ids), tuple(seen)
+
+
+def collect(cache: HybridCache, row: int, plan: ResumePlan) -> Offer | None:
+    """What ``row`` can offer beyond what it was admitted with; None for nothing.
+
+    Nothing below the plan's resume point is offered as the row's own: it is either
+    claimed already or was rebuilt by a replay, whose first rows are not exact.
+
+    Args:
+      cache: the cache after the step that ran the tokens.
+      row: the row; its lease holds.
+      plan: the plan it was admitted under.
+    """
+    spec = cache.plan.spec
+    length = int(cache.rows.length[row])
+    whole = length - length % spec.grid
+    if whole <= plan.length:
+        return None
+    log = np.array(cache.rows.tokens[row])[plan.start : whole]
+    blocks, epochs = [], []
+    for number, pool in enumerate(spec.pools):
+        size = pool.block_tokens
+        floor, total = plan.length // size, whole // size
+        ids, seen = np.full(total, NOTHING), np.zeros(total, np.int32)
+        ids[:floor] = plan.claims.blocks[number][:floor]
+        seen[:floor] = plan.claims.epochs[number][:floor]
+        columns = np.array(cache.rows.blocks[number])[row]
+        stamps = np.array(cache.rows.epochs[number])[row]
+        numbers = rowlib.block_numbers(np.array([length]), size, len(columns))[0]
+        good = (numbers >= floor) & (numbers < total)
+        good = good & (columns < cache.plan.blocks[number])
+        ids[numbers[good]], seen[numbers[good]] = columns[good], stamps[good]
+        blocks.append(ids)
+        epochs.append(seen)
+    return Offer(
+        tokens=np.concatenate([plan.claims.tokens[: plan.start], log]),
+        blocks=tuple(blocks),
+        epochs=tuple(epochs),
+        floor=plan.length,
+    )

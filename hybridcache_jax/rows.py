@@ -1,0 +1,147 @@
+"""Block tables of the rows: which column holds which block, and is it all there.
+
+A growing form has one column per block.  A bounded form uses its columns as a ring:
+block ``j`` stands in column ``j % C``.  Given how far the row reaches, the block
+number of every column follows, so it is never stored.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from hybridcache_jax import lifecycle
+from hybridcache_jax.codes import Reason, Status
+from hybridcache_jax.forms import required
+from hybridcache_jax.state import HybridCache, RowTable, StateTable
+from hybridcache_jax.validate import facts
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RowView:
+    """The rows of one batch, gathered; ``B`` rows of the batch.
+
+    Row numbers outside the table give idle rows that refer to nothing.
+    """
+
+    live: jax.Array  # [B] bool
+    ticket: jax.Array  # [B] int32
+    version: jax.Array  # [B] int32
+    length: jax.Array  # [B] int32
+    since: jax.Array  # [B, G] int32
+    held: jax.Array  # [B, G] int32
+    blocks: tuple[jax.Array, ...]  # G times [B, C] int32
+    epochs: tuple[jax.Array, ...]  # G times [B, C] int32
+
+
+def gather(cache: HybridCache, rows: jax.Array) -> RowView:
+    """The rows numbered ``rows`` (``[B]`` int32)."""
+    table = cache.rows
+
+    def take(array, fill):
+        return array.at[rows].get(
+            mode="fill", fill_value=fill, wrap_negative_indices=False
+        )
+
+    return RowView(
+        live=take(table.live, False),
+        ticket=take(table.ticket, -1),
+        version=take(table.version, -1),
+        length=take(table.length, 0),
+        since=take(table.since, 0),
+        held=take(table.held, 0),
+        blocks=tuple(
+            take(blocks, count)
+            for blocks, count in zip(table.blocks, cache.plan.blocks, strict=True)
+        ),
+        epochs=tuple(take(epochs, 0) for epochs in table.epochs),
+    )
+
+
+def block_numbers(extent: jax.Array, block_tokens: int, columns: int) -> jax.Array:
+    """The block number that each column stands for.
+
+    Args:
+      extent: ``[B]`` int32, tokens covered by the row so far; NumPy or JAX.
+      block_tokens: tokens per block.
+      columns: ``C``.
+
+    Returns:
+      ``[B, C]`` int32; negative where the row has not come that far.
+    """
+    last = (extent[:, None] - 1) // block_tokens
+    xp = extent.__array_namespace__()
+    return last - (last - xp.arange(columns, dtype=xp.int32)) % columns
+
+
+def extent(view: RowView, pool: int) -> jax.Array:
+    """``[B]`` tokens covered in a pool: in a replay, held entries lie ahead."""
+    return jnp.maximum(view.length, view.held[:, pool])
+
+
+def check(cache: HybridCache, rows: jax.Array, tickets: jax.Array) -> jax.Array:
+    """Whether leases still hold, by the facts of this moment.
+
+    The one check behind acquiring a lease and behind every compiled step: the row is
+    live, the ticket is its own, and every block that resuming at the row's length
+    requires is assigned and still is what the row's reference says.
+
+    Args:
+      cache: the cache of this moment.
+      rows: ``[B]`` int32.
+      tickets: ``[B]`` int32.
+
+    Returns:
+      ``[B]`` int32: ``Status.OK`` or ``Status.STALE``.
+    """
+    view = gather(cache, rows)
+    good = view.live & (view.ticket == tickets)
+    for index, pool in enumerate(cache.plan.spec.pools):
+        size = pool.block_tokens
+        reach = extent(view, index)
+        lo, hi = required(pool.form, pool.geometry, reach)
+        lo = jnp.maximum(lo, view.since[:, index])
+        number = block_numbers(reach, size, view.blocks[index].shape[1])
+        needed = (number >= 0) & (number * size < hi[:, None])
+        needed = needed & ((number + 1) * size > lo[:, None]) & (lo < hi)[:, None]
+        reason = facts(
+            cache.tables[index],
+            view.blocks[index],
+            view.epochs[index],
+            form=pool.form,
+            version=view.version[:, None],
+            first=number * size,
+            writable=True,
+        )
+        good = good & jnp.all(~needed | (reason == Reason.OK), axis=1)
+    return jnp.where(good, int(Status.OK), int(Status.STALE))
+
+
+def let_go(
+    table: StateTable, ids: jax.Array, epochs: jax.Array, clock: jax.Array
+) -> StateTable:
+    """Unpins references, but only those that still mean the same block."""
+    size = table.stage.shape[0]
+    current = table.epoch.at[ids].get(
+        mode="fill", fill_value=0, wrap_negative_indices=False
+    )
+    mine = jnp.where(current == epochs, ids, size)
+    return lifecycle.unpin(table, mine.reshape(-1), clock)
+
+
+def clear(table: RowTable, row: jax.Array, plan) -> RowTable:
+    """An idle row: nothing referred to, the ticket void.  ``row`` is ``[]`` int32."""
+    return dataclasses.replace(
+        table,
+        live=table.live.at[row].set(False),
+        ticket=table.ticket.at[row].add(1),
+        length=table.length.at[row].set(0),
+        since=table.since.at[row].set(0),
+        held=table.held.at[row].set(0),
+        blocks=tuple(
+            blocks.at[row].set(count)
+            for blocks, count in zip(table.blocks, plan.blocks, strict=True)
+        ),
+        epochs=tuple(epochs.at[row].set(0) for epochs in table.epochs),
+    )

@@ -1,0 +1,119 @@
+"""Reading a cache back on the host, and the laws it must obey.
+
+A first-token check proves nothing about a resumed sequence, so audits compare
+*state*: every entry that a row holds, position by position.
+"""
+
+import numpy as np
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.forms import Form, required
+from hybridcache_jax.layers import named_dtype
+from hybridcache_jax.rows import block_numbers
+from hybridcache_jax.state import HybridCache, StateTable
+
+RowState = dict[str, dict[str, np.ndarray]]
+
+
+def row_state(cache: HybridCache, row: int) -> RowState:
+    """Everything that resuming a row at its length requires, read back.
+
+    Args:
+      cache: the cache.
+      row: a live row.
+
+    Returns:
+      Per pool name: ``"positions"`` ``[n]`` int32 ascending, and per plane
+      ``[L, n, heads, dim]`` in the logical dtype.
+    """
+    plan = cache.plan
+    length = int(cache.rows.length[row])
+    state = {}
+    for index, pool in enumerate(plan.spec.pools):
+        size = pool.block_tokens
+        lo, hi = required(pool.form, pool.geometry, length)
+        positions = np.arange(max(lo, int(cache.rows.since[row, index])), hi)
+        ids = np.array(cache.rows.blocks[index][row])
+        reach = max(length, int(cache.rows.held[row, index]))
+        numbers = block_numbers(np.array([reach]), size, len(ids))[0]
+        block_of = dict(zip(numbers.tolist(), ids.tolist(), strict=True))
+        blocks = np.array([block_of[p // size] for p in positions], int)
+        state[pool.name] = {"positions": positions.astype(np.int32)}
+        for plane in pool.entry.planes:
+            memory = np.array(cache.pools[index][plane.name])
+            stored = memory[:, blocks, positions % size]
+            value = stored.view(named_dtype(plane.dtype))
+            state[pool.name][plane.name] = value.reshape(
+                *value.shape[:2], plane.heads, plane.dim
+            )
+    return state
+
+
+def state_difference(a: RowState, b: RowState) -> float:
+    """Largest absolute difference between two states; inf if their positions differ."""
+    worst = 0.0
+    for pool, planes in a.items():
+        for name, value in planes.items():
+            other = b[pool][name]
+            if value.shape != other.shape:
+                return float("inf")
+            if value.size == 0:
+                continue
+            gap = np.abs(value.astype(np.float64) - other.astype(np.float64)).max()
+            if name == "positions" and gap:
+                return float("inf")
+            worst = max(worst, float(gap))
+    return worst
+
+
+def violations(cache: HybridCache) -> list[str]:
+    """Laws of the state that a cache breaks; empty for a sound one.
+
+    Accounting (every block is exactly one of free, evictable, pinned, writing or
+    moving), separation of forms, the free stack, and the pins: as many as rows refer
+    to a block.
+    """
+    found = []
+    for index, (pool, table) in enumerate(
+        zip(cache.plan.spec.pools, cache.tables, strict=True)
+    ):
+        facts = {name: np.asarray(getattr(table, name)) for name in _COLUMNS}
+        found += [
+            f"{pool.name}: {law}"
+            for law in _table_laws(facts, int(table.num_free), pool.form)
+        ]
+        pins = _references(cache, index, cache.plan)
+        if not np.array_equal(pins, facts["pins"]):
+            found.append(f"{pool.name}: pins differ from the rows' references")
+    return found
+
+
+_COLUMNS = ("stage", "form", "epoch", "pins", "kept", "first", "free")
+
+
+def _table_laws(facts: dict[str, np.ndarray], num_free: int, form: Form):
+    free = facts["stage"] == Stage.FREE
+    stack = facts["free"][:num_free]
+    if sorted(stack.tolist()) != np.flatnonzero(free).tolist():
+        yield "the free stack does not list exactly the free blocks"
+    if (facts["form"][free] != Form.NONE).any() or facts["pins"][free].any():
+        yield "a free block has a label or a pin"
+    if facts["kept"][free].any() or (facts["first"][free] != -1).any():
+        yield "a free block is marked as kept or has a position"
+    if (facts["form"][~free] != form).any():
+        yield "a block in use carries the label of another form"
+    if (facts["pins"] < 0).any() or (facts["epoch"] < 0).any():
+        yield "a count is negative"
+    idle = ~free & (facts["pins"] == 0) & ~facts["kept"]
+    if idle.any():
+        yield "a block is in use but held by nobody"
+
+
+def _references(cache: HybridCache, index: int, plan: CapacityPlan) -> np.ndarray:
+    table: StateTable = cache.tables[index]
+    ids = np.asarray(cache.rows.blocks[index])[np.asarray(cache.rows.live)].ravel()
+    stamps = np.asarray(cache.rows.epochs[index])[np.asarray(cache.rows.live)].ravel()
+    real = ids < plan.blocks[index]
+    current = np.asarray(table.epoch)[ids[real]] == stamps[real]
+    return np.bincount(ids[real][current], minlength=plan.blocks[index])

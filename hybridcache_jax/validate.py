@@ -1,0 +1,193 @@
+"""The four validation layers, in order, as pure functions.
+
+1. *Boundary*: is the position a resume point?
+2. *Interface and layout*: does the read that will run accept the stored layout?
+3. *Intersection*: block by block, does the fact match the claim (version, epoch,
+   form, position), and is everything held that each form requires?
+4. *Alignment*: do address and length of every block obey the backend's rules?
+
+Layers 1, 3 and 4 work on arrays and are written against the array namespace of
+their arguments: NumPy arrays on the host, traced arrays inside a compiled step.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hybridcache_jax.codes import Reason, Stage
+from hybridcache_jax.forms import RULES, Form, required
+from hybridcache_jax.spec import CacheSpec, PoolSpec
+from hybridcache_jax.state import StateTable
+from pallas_kernels.contracts import ReadContract
+
+# NumPy or JAX array; a tracer inside jit.
+Array = Any
+
+
+def boundary(points: Array, grid: int, checkpoints: Array | None = None) -> Array:
+    """Layer 1: which positions are resume points.
+
+    Args:
+      points: ``[K]`` int32.
+      grid: tokens between grid points.
+      checkpoints: ``[M]`` int32, exact positions of sealed checkpoints, or None.
+
+    Returns:
+      ``[K]`` int32: ``Reason.OK`` or ``Reason.NOT_A_RESUME_POINT``.
+    """
+    xp = points.__array_namespace__()
+    legal = (points >= 0) & (points % grid == 0)
+    if checkpoints is not None:
+        at_checkpoint = xp.any(points[:, None] == checkpoints[None, :], axis=1)
+        legal = legal | ((points >= 0) & at_checkpoint)
+    return xp.where(legal, int(Reason.OK), int(Reason.NOT_A_RESUME_POINT))
+
+
+def layout(spec: CacheSpec, contract: ReadContract) -> tuple[str, ...]:
+    """Layer 2: what the read does not accept; empty if it accepts the spec.
+
+    Args:
+      spec: what is to be cached.
+      contract: the read that will run.
+
+    Returns:
+      One sentence per refused plane.
+    """
+    refusals = []
+    for pool in spec.pools:
+        names = frozenset(plane.name for plane in pool.entry.planes)
+        for plane in pool.entry.planes:
+            refusal = contract.refusal(dtype=plane.dtype, dim=plane.dim, planes=names)
+            if refusal:
+                refusals.append(
+                    f"{pool.name}, plane {plane.name}: read '{contract.name}': "
+                    f"{refusal}"
+                )
+    return tuple(refusals)
+
+
+def facts(
+    table: StateTable,
+    ids: Array,
+    epochs: Array,
+    *,
+    form: Form,
+    version: Array,
+    first: Array,
+    writable: bool = False,
+) -> Array:
+    """Layer 3, first half: does each claimed block still hold what was claimed?
+
+    Args:
+      table: facts of the pool; NumPy or JAX leaves like the other arguments.
+      ids: ``[...]`` int32 claimed blocks; outside ``[0, P)`` means none.
+      epochs: ``[...]`` int32 epochs they were claimed with.
+      form: label they must carry.
+      version: int32, broadcastable: identity that must have written them.
+      first: ``[...]`` int32 first token position they must hold.
+      writable: whether a block still being written counts, as it does for the row
+        that writes it.
+
+    Returns:
+      ``[...]`` int32 ``Reason``; ``OK`` or ``IN_OUTER_TIER`` for a good claim.
+    """
+    xp = ids.__array_namespace__()
+
+    def look(column):
+        return xp.take(column, ids, mode="clip")
+
+    stage, label = look(table.stage), look(table.form)
+    done = stage == Stage.SEALED
+    if writable:
+        done = done | (stage == Stage.WRITING)
+    outer = (label == Form.ON_DISK_PREFIX) & ~xp.asarray(
+        RULES[Form.ON_DISK_PREFIX].resident
+    )
+    reason = xp.where(done, int(Reason.OK), int(Reason.NOT_SEALED))
+    reason = xp.where(outer, int(Reason.IN_OUTER_TIER), reason)
+    fits = ((label == form) | outer) & (look(table.first) == first)
+    reason = xp.where(fits, reason, int(Reason.WRONG_FORM))
+    same = look(table.version) == version
+    reason = xp.where(same, reason, int(Reason.VERSION_CHANGED))
+    current = look(table.epoch) == epochs
+    reason = xp.where(current, reason, int(Reason.EVICTED))
+    known = (ids >= 0) & (ids < table.stage.shape[0])
+    return xp.where(known, reason, int(Reason.NOT_RETAINED))
+
+
+def satisfied(pool: PoolSpec, points: Array, covered: Array) -> Array:
+    """Layer 3, second half: is all held that one form requires?
+
+    Args:
+      pool: form, geometry and block size.
+      points: ``[K]`` int32 candidate resume points; negative ones are padding.
+      covered: for a form of ranges, ``[N]`` int32: how many of its leading token
+        positions block ``n`` holds, ``block_tokens`` for a whole one.  For a
+        checkpoint form, ``[K]`` bool: is there a checkpoint at exactly that point.
+
+    Returns:
+      ``[K]`` bool.
+    """
+    xp = points.__array_namespace__()
+    lo, hi = required(pool.form, pool.geometry, points)
+    if RULES[pool.form].exact:
+        return (points == 0) | ((points > 0) & covered)
+    size, count = pool.block_tokens, covered.shape[0]
+    holes = xp.concatenate(
+        [xp.zeros(1, xp.int32), xp.cumsum(covered < size, dtype=xp.int32)]
+    )
+    start, stop = lo // size, hi // size
+    whole = xp.take(holes, stop, mode="clip") == xp.take(holes, start, mode="clip")
+    padded = xp.concatenate([covered, xp.zeros(1, covered.dtype)])
+    part = xp.take(padded, stop, mode="clip") >= hi - stop * size
+    inside = hi <= count * size
+    return (points >= 0) & ((lo >= hi) | (whole & part & inside))
+
+
+def alignment(
+    spec: CacheSpec, pool: int, ids: Array, contract: ReadContract
+) -> Array:
+    """Layer 4: do the blocks' addresses and lengths obey the read's rules?
+
+    The address of block ``i`` in a plane is ``i`` times the plane's block length,
+    computed modulo the alignment so that it is exact in 32 bits.
+
+    Args:
+      spec: what is cached.
+      pool: index of the pool.
+      ids: ``[...]`` int32 block ids.
+      contract: the read that will run.
+
+    Returns:
+      ``[...]`` int32: ``Reason.OK`` or ``Reason.MISALIGNED``.
+    """
+    xp = ids.__array_namespace__()
+    unit = contract.block_alignment
+    wrong = xp.zeros(ids.shape, bool)
+    for plane in spec.pools[pool].entry.planes:
+        length = spec.pools[pool].block_entries * plane.nbytes
+        address = (ids % unit) * (length % unit) % unit
+        wrong = wrong | (address != 0) | (length % unit != 0)
+    return xp.where(wrong, int(Reason.MISALIGNED), int(Reason.OK))
+
+
+def intersection(
+    spec: CacheSpec, points: Array, covered: Sequence[Array]
+) -> tuple[Array, Array]:
+    """Layer 3, whole: the points at which *every* form has all it requires.
+
+    Args:
+      spec: pools, in the order of ``covered``.
+      points: ``[K]`` int32.
+      covered: per pool, as for :func:`satisfied`.
+
+    Returns:
+      ``[K]`` bool over all pools, and ``[G, K]`` bool per pool.
+    """
+    xp = points.__array_namespace__()
+    each = xp.stack(
+        [
+            satisfied(pool, points, held)
+            for pool, held in zip(spec.pools, covered, strict=True)
+        ]
+    )
+    return xp.all(each, axis=0), each

@@ -1,0 +1,1 @@
+"""Reads over the whole history of a sequence, through its block table."""

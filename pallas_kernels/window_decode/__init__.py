@@ -1,0 +1,1 @@
+"""Reads over the keys near the query: sliding windows and chunks."""
