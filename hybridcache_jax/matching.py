@@ -10,7 +10,7 @@ import numpy as np
 from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.prefix_index import Claims, PrefixIndex
+from hybridcache_jax.prefix_index import PrefixIndex, no_claims
 from hybridcache_jax.resume import CostModel, Holdings, Solution, solve
 from hybridcache_jax.resume_plan import Alternative, FormReport, ResumePlan
 from hybridcache_jax.spec import CacheSpec
@@ -40,7 +40,7 @@ def make_plan(
     """
     claims = index.lookup(identity, tokens)
     if not identity.complete:
-        claims = _no_claims(claims)
+        claims = no_claims(spec)
     reasons = [
         facts(
             table,
@@ -78,18 +78,34 @@ def make_plan(
     )
 
 
+def make_cold_plan(
+    spec: CacheSpec, num_tokens: int, identity: Identity, version: int
+) -> ResumePlan:
+    """A plan that reuses nothing because nobody asked for reuse."""
+    return ResumePlan(
+        verdict=Verdict.NEEDS_FULL_RECOMPUTE,
+        length=0,
+        start=0,
+        num_tokens=num_tokens,
+        reason=Reason.REUSE_OFF,
+        forms=(),
+        claimed_length=0,
+        history_length=0,
+        shared_length=0,
+        alternatives=(),
+        changed=(),
+        identity=identity,
+        version=version,
+        claims=no_claims(spec),
+    )
+
+
 def snapshot(cache: HybridCache) -> tuple[StateTable, ...]:
     """The facts as NumPy arrays; waits for the last step to finish.
 
     They may be views of device memory: drop them before the cache is donated.
     """
     return jax.tree.map(np.asarray, cache.tables)
-
-
-def _no_claims(claims: Claims) -> Claims:
-    none = np.zeros(0, np.int32)
-    pools = len(claims.blocks)
-    return Claims(0, 0, none, (none,) * pools, (none,) * pools)
 
 
 def _holdings(spec: CacheSpec, reasons: list[np.ndarray]) -> Holdings:

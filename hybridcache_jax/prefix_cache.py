@@ -21,7 +21,7 @@ from hybridcache_jax.errors import LeaseError, NoRoomError
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease
-from hybridcache_jax.matching import make_plan, snapshot
+from hybridcache_jax.matching import make_cold_plan, make_plan, snapshot
 from hybridcache_jax.prefix_index import Holds, PrefixIndex
 from hybridcache_jax.publication import collect
 from hybridcache_jax.resume import CostModel
@@ -91,6 +91,14 @@ class PrefixCache:
             identity,
             self._version(identity),
             self.cost,
+        )
+
+    def cold_plan(
+        self, tokens: Sequence[int] | np.ndarray, identity: Identity
+    ) -> ResumePlan:
+        """A plan that reuses nothing, for runs that must be cold."""
+        return make_cold_plan(
+            self.plan.spec, len(tokens), identity, self._version(identity)
         )
 
     def acquire(

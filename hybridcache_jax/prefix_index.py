@@ -228,6 +228,13 @@ class PrefixIndex:
             stack.extend(node.children.values())
 
 
+def no_claims(spec: CacheSpec) -> Claims:
+    """What an index that knows nothing says."""
+    none = np.zeros(0, np.int32)
+    pools = len(spec.pools)
+    return Claims(0, 0, none, (none,) * pools, (none,) * pools)
+
+
 def _common(a: np.ndarray, b: np.ndarray) -> int:
     """Number of leading tokens that two arrays share."""
     length = min(len(a), len(b))

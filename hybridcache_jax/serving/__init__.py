@@ -1,0 +1,1 @@
+"""A serving loop over the cache: buckets, the compiled step, sampling, the engine."""

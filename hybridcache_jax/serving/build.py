@@ -1,0 +1,73 @@
+"""From a loaded model to an engine: spec, plan, identity, compiled step."""
+
+import jax
+
+from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.models.load import LoadedModel
+from hybridcache_jax.serving.buckets import Buckets
+from hybridcache_jax.serving.engine import Engine
+from hybridcache_jax.serving.step import CompiledStep
+from hybridcache_jax.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
+
+
+def build_engine(
+    loaded: LoadedModel,
+    *,
+    max_length: int,
+    max_sequences: int = 4,
+    budget: int | str = "4GiB",
+    stored_tokens: int | None = None,
+    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    buckets: Buckets = Buckets(),
+) -> Engine:
+    """An engine for a loaded model, with an empty cache.
+
+    Args:
+      loaded: model, config and digests.
+      max_length: most tokens of one sequence, prompt and answer.
+      max_sequences: sequences alive at once.
+      budget: memory of the cache, in bytes or as text such as ``"4GiB"``.
+      stored_tokens: tokens of stored prefixes to plan for; None fills the budget.
+      block_tokens: tokens per block, and so the distance of resume points.
+      buckets: declared shapes of a step.
+
+    Raises:
+      ValueError: if the plan does not fit the budget.
+    """
+    spec = CacheSpec.from_layers(loaded.layers, block_tokens=block_tokens)
+    plan = plan_capacity(
+        spec,
+        budget=budget,
+        max_sequences=max_sequences,
+        max_length=max_length,
+        max_chunk=buckets.max_chunk,
+        stored_tokens=stored_tokens,
+    )
+    vocab_size = loaded.config.vocab_size
+    return Engine(
+        CompiledStep(loaded.model, vocab_size),
+        plan,
+        model_identity(loaded, spec),
+        vocab_size=vocab_size,
+        buckets=buckets,
+    )
+
+
+def model_identity(loaded: LoadedModel, spec: CacheSpec) -> Identity:
+    """Who writes what ``loaded`` computes: digests of content, never names."""
+    precision = jax.config.jax_default_matmul_precision or "default"
+    dtype = jax.tree.leaves(jax.tree.map(lambda x: x.dtype.name, _leaves(loaded)))[0]
+    return Identity(
+        weights=loaded.weights_digest,
+        config=loaded.config_digest,
+        layout=spec.fingerprint,
+        tokenizer=loaded.tokenizer_digest or "",
+        numerics=f"params={dtype},matmul={precision}",
+    )
+
+
+def _leaves(loaded: LoadedModel):
+    from flax import nnx
+
+    return nnx.split(loaded.model)[1]

@@ -1,0 +1,349 @@
+"""The engine: continuous batching over one cache, with proven prefix reuse.
+
+Host code between compiled steps.  A request is matched and admitted when a row and
+enough blocks are there; prompts run in chunks whose ends lie at absolute multiples
+of the largest chunk, so that a resumed prompt and a cold one share their schedule;
+rows that decode share a step.  Every finished grid unit is published at once.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.codes import Status
+from hybridcache_jax.errors import HybridCacheError, LeaseError
+from hybridcache_jax.forms import RULES
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.lease import Lease, batch_inputs
+from hybridcache_jax.prefix_cache import PrefixCache
+from hybridcache_jax.serving.buckets import Buckets
+from hybridcache_jax.serving.request import Progress, Request, Result
+from hybridcache_jax.serving.sampling import sampling_inputs
+from hybridcache_jax.serving.step import CompiledStep
+from hybridcache_jax.state import init
+
+OnProgress = Callable[[Progress], None]
+_STALE_RETRIES = 3
+
+
+@dataclasses.dataclass
+class _Sequence:
+    """A request that has a row."""
+
+    number: int
+    request: Request
+    lease: Lease
+    started: float
+    tokens: list[int]  # prompt and generated ids
+    position: int  # next position to run
+    ran: int = 0  # prompt positions run so far
+    first_token: float = 0.0
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def decoding(self) -> bool:
+        return self.position >= self.prompt_length
+
+
+class Engine:
+    """Serves requests on one model and one cache."""
+
+    def __init__(
+        self,
+        step: CompiledStep,
+        plan: CapacityPlan,
+        identity: Identity,
+        *,
+        vocab_size: int,
+        buckets: Buckets = Buckets(),
+    ):
+        """An engine with an empty cache.
+
+        Args:
+          step: the compiled step of a model whose layers ``plan.spec`` describes.
+          plan: sizes of the cache.
+          identity: producer of what it writes.
+          vocab_size: ids of requests must lie in ``[0, vocab_size)``.
+          buckets: declared shapes; the largest chunk must fit the plan's.
+
+        Raises:
+          ValueError: if the buckets exceed the plan.
+        """
+        if buckets.max_chunk > plan.max_chunk:
+            raise ValueError(
+                f"The largest chunk {buckets.max_chunk} exceeds the plan's max_chunk "
+                f"{plan.max_chunk}; lower one or raise the other."
+            )
+        self.plan = plan
+        self.identity = identity
+        self.buckets = buckets
+        self.cache = init(plan)
+        self.prefixes = PrefixCache(plan)
+        self._step = step
+        self._vocab_size = vocab_size
+        self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
+        self._running: list[_Sequence] = []
+        self._results: dict[int, Result] = {}
+        self._submitted = 0
+
+    @property
+    def compiled_shapes(self) -> int:
+        """Shapes of the step compiled so far; constant after :meth:`warm_up`."""
+        return self._step.variants
+
+    def warm_up(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Compiles every declared shape, by steps in which no row runs.
+
+        Args:
+          on_progress: called with shapes done and shapes in all.
+        """
+        shapes = self.buckets.shapes()
+        for done, (batch, width) in enumerate(shapes):
+            if on_progress:
+                on_progress(done, len(shapes))
+            inputs = batch_inputs([], batch=batch, width=width)
+            self.cache, output = self._step(
+                self.cache, inputs, sampling_inputs([], batch)
+            )
+            output.tokens.block_until_ready()
+        if on_progress:
+            on_progress(len(shapes), len(shapes))
+
+    def submit(self, request: Request) -> int:
+        """Queues a request.
+
+        Returns:
+          Its number, under which :meth:`run` returns the result.
+
+        Raises:
+          ValueError: for an empty prompt, ids outside the vocabulary, or a request
+            that can never fit the plan.
+        """
+        self._check(request)
+        number, self._submitted = self._submitted, self._submitted + 1
+        self._waiting.append((number, request))
+        return number
+
+    def run(
+        self, requests: Iterable[Request], on_progress: OnProgress | None = None
+    ) -> list[Result]:
+        """Serves requests together, each to its end.
+
+        Args:
+          requests: they are all checked before any is run.
+          on_progress: called with each :class:`Progress`.
+
+        Returns:
+          Results in the order of the requests.
+
+        Raises:
+          ValueError: as :meth:`submit`.
+        """
+        requests = list(requests)
+        for request in requests:
+            self._check(request)
+        numbers = [self.submit(request) for request in requests]
+        while self._waiting or self._running:
+            self.step(on_progress)
+        return [self._results.pop(number) for number in numbers]
+
+    def step(self, on_progress: OnProgress | None = None) -> None:
+        """Admits what fits, runs one prefill step and one decode step."""
+        report = on_progress or (lambda progress: None)
+        self._admit(report)
+        for decoding in (False, True):
+            ready = [seq for seq in self._running if seq.decoding == decoding]
+            if ready:
+                self._advance(ready[: self.buckets.max_batch], report)
+        # Rows beyond the largest batch take turns.
+        self._running.sort(key=lambda seq: seq.position - seq.prompt_length)
+
+    def _check(self, request: Request) -> None:
+        tokens = np.asarray(request.tokens)
+        if tokens.size == 0:
+            raise ValueError("The prompt is empty; give at least one token.")
+        if request.max_new_tokens < 1:
+            raise ValueError(
+                f"max_new_tokens must be >= 1, got {request.max_new_tokens}."
+            )
+        bad = (tokens < 0) | (tokens >= self._vocab_size)
+        if bad.any():
+            place = int(np.argmax(bad))
+            raise ValueError(
+                f"Token id {tokens[place]} at position {place} lies outside the "
+                f"vocabulary 0..{self._vocab_size - 1}; was the prompt encoded with "
+                "this model's tokenizer?"
+            )
+        length = tokens.size + request.max_new_tokens
+        if length > self.plan.max_length:
+            raise ValueError(
+                f"{tokens.size} prompt tokens and {request.max_new_tokens} new ones "
+                f"need {length} positions, the plan allows {self.plan.max_length}; "
+                "shorten the prompt, ask for fewer tokens, or plan a larger max_length."
+            )
+
+    def _admit(self, report: OnProgress) -> None:
+        while self._waiting and len(self._running) < self.plan.max_sequences:
+            number, request = self._waiting[0]
+            if not self._fits(request):
+                return
+            self._waiting.popleft()
+            started = time.perf_counter()
+            lease = self._acquire(request)
+            self._running.append(
+                _Sequence(
+                    number=number,
+                    request=request,
+                    lease=lease,
+                    started=started,
+                    tokens=[int(token) for token in request.tokens],
+                    position=lease.plan.start,
+                )
+            )
+            report(
+                Progress(number, "admitted", lease.plan.start, len(request.tokens))
+            )
+
+    def _fits(self, request: Request) -> bool:
+        """Whether all running requests and this one can run to their ends."""
+        lengths = [len(request.tokens) + request.max_new_tokens]
+        lengths += [
+            seq.prompt_length + seq.request.max_new_tokens for seq in self._running
+        ]
+        return all(
+            sum(-(-length // pool.block_tokens) for length in lengths) <= count
+            for pool, count in zip(
+                self.plan.spec.pools, self.plan.blocks, strict=True
+            )
+            if RULES[pool.form].grows
+        )
+
+    def _acquire(self, request: Request) -> Lease:
+        """Matches and acquires; once more if a block changed hands in between."""
+        identity = self.identity.within(request.namespace)
+        for attempt in range(_STALE_RETRIES):
+            if request.reuse:
+                plan = self.prefixes.match(self.cache, request.tokens, identity)
+            else:
+                plan = self.prefixes.cold_plan(request.tokens, identity)
+            try:
+                self.cache, lease = self.prefixes.acquire(self.cache, plan)
+            except LeaseError:
+                if attempt == _STALE_RETRIES - 1:
+                    raise
+            else:
+                return lease
+        raise AssertionError("unreachable")
+
+    def _advance(self, ready: list[_Sequence], report: OnProgress) -> None:
+        """One compiled step over rows that are all in prefill or all decoding."""
+        parts = [(seq.lease, self._next_tokens(seq)) for seq in ready]
+        batch, width = self.buckets.fit(
+            len(parts), max(len(tokens) for _, tokens in parts)
+        )
+        self._make_room(ready, parts)
+        inputs = batch_inputs(parts, batch=batch, width=width)
+        sampling = sampling_inputs([seq.request.sampling for seq in ready], batch)
+        self.cache, output = self._step(self.cache, inputs, sampling)
+        statuses, chosen = np.array(output.status), np.array(output.tokens)
+        for seq, (_, tokens), status, token in zip(
+            ready, parts, statuses, chosen, strict=False
+        ):
+            if status != Status.OK:
+                self._recover(seq, Status(int(status)))
+            else:
+                self._moved(seq, len(tokens), int(token), report)
+
+    def _next_tokens(self, seq: _Sequence) -> list[int]:
+        chunk = self.buckets.max_chunk
+        stop = seq.position - seq.position % chunk + chunk
+        end = min(stop, len(seq.tokens))
+        return seq.tokens[seq.position : end]
+
+    def _make_room(self, ready, parts) -> None:
+        wanted = []
+        for pool in self.plan.spec.pools:
+            size = pool.block_tokens
+            wanted.append(
+                sum(
+                    -(-(seq.position + len(tokens)) // size) - seq.position // size
+                    for seq, (_, tokens) in zip(ready, parts, strict=True)
+                )
+            )
+        self.cache = self.prefixes.make_room(self.cache, wanted)
+
+    def _moved(
+        self, seq: _Sequence, count: int, token: int, report: OnProgress
+    ) -> None:
+        before = seq.position
+        seq.position += count
+        seq.ran += count if before < seq.prompt_length else 0
+        grid = self.plan.spec.grid
+        if seq.request.reuse and seq.position // grid > before // grid:
+            self.cache = self.prefixes.publish(self.cache, seq.lease)
+        if seq.position < len(seq.tokens):
+            report(
+                Progress(seq.number, "prefill", seq.position, seq.prompt_length)
+            )
+            return
+        if seq.generated == 0:
+            seq.first_token = time.perf_counter()
+        stop = token in seq.request.stop_tokens
+        if not stop:
+            seq.tokens.append(token)
+            report(
+                Progress(
+                    seq.number,
+                    "token",
+                    seq.generated,
+                    seq.request.max_new_tokens,
+                    token,
+                )
+            )
+        if stop or seq.generated == seq.request.max_new_tokens:
+            self._finish(seq, "stop" if stop else "length", report)
+
+    def _finish(self, seq: _Sequence, why: str, report: OnProgress) -> None:
+        self.cache = self.prefixes.release(
+            self.cache, seq.lease, publish=seq.request.reuse
+        )
+        self._running.remove(seq)
+        now = time.perf_counter()
+        plan = seq.lease.plan
+        self._results[seq.number] = Result(
+            tokens=tuple(seq.tokens[seq.prompt_length :]),
+            plan=plan,
+            tokens_run=seq.ran,
+            seconds_to_first_token=seq.first_token - seq.started,
+            seconds=now - seq.started,
+            finish=why,
+        )
+        report(
+            Progress(
+                seq.number, "finished", seq.generated, seq.request.max_new_tokens
+            )
+        )
+
+    def _recover(self, seq: _Sequence, status: Status) -> None:
+        """A row that did not run: start it again from what can be proved now."""
+        if status != Status.STALE:
+            raise HybridCacheError(
+                f"Request {seq.number}: {status.name}: {status.explanation}"
+            )
+        self.cache = self.prefixes.release(self.cache, seq.lease, publish=False)
+        request = dataclasses.replace(
+            seq.request, tokens=np.array(seq.tokens, np.int32)
+        )
+        seq.lease = self._acquire(request)
+        seq.position = seq.lease.plan.start

@@ -1,0 +1,77 @@
+"""The compiled step: check leases, run the model, sample; the cache is donated."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from hybridcache_jax._compat import compiled_variants
+from hybridcache_jax.append import StepInputs
+from hybridcache_jax.codes import Status
+from hybridcache_jax.serving.sampling import SamplingInputs, sample
+from hybridcache_jax.state import HybridCache
+from hybridcache_jax.view import begin_step, end_step
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepOutput:
+    """What a step gives; only rows with status OK have values.
+
+    Attributes:
+      status: ``[B]`` int32 ``codes.Status``.
+      tokens: ``[B]`` int32, sampled after each row's last token; -1 unless OK.
+      logits: ``[B, V]`` float32 after each row's last token; NaN unless OK.
+    """
+
+    status: jax.Array
+    tokens: jax.Array
+    logits: jax.Array
+
+
+class CompiledStep:
+    """One jitted function for prefill chunks and decode steps alike.
+
+    The model is any Flax NNX module with ``model(tokens, view) -> (hidden, view)``
+    and ``model.logits(hidden)``.
+    """
+
+    def __init__(self, model: nnx.Module, vocab_size: int):
+        """Splits the model; its state is an argument of the compiled function."""
+        graph, self._state = nnx.split(model)
+
+        def run(state, cache, inputs, sampling):
+            view = begin_step(cache, inputs, vocab_size)
+            ran = view.status == Status.OK
+            # Ids are checked by begin_step; foreign ones must not reach a lookup.
+            tokens = jnp.clip(inputs.tokens, 0, vocab_size - 1)
+            model = nnx.merge(graph, state)
+            hidden, view = model(tokens, view)
+            last = jnp.maximum(view.step.count - 1, 0)
+            hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
+            logits = model.logits(hidden)
+            chosen = sample(logits, sampling, view.step.end)
+            output = StepOutput(
+                status=view.status,
+                tokens=jnp.where(ran, chosen, -1),
+                logits=jnp.where(ran[:, None], logits, jnp.nan),
+            )
+            return end_step(view), output
+
+        self._run = jax.jit(run, donate_argnums=1)
+
+    @property
+    def variants(self) -> int:
+        """Shapes compiled so far."""
+        return compiled_variants(self._run)
+
+    def __call__(
+        self, cache: HybridCache, inputs: StepInputs, sampling: SamplingInputs
+    ) -> tuple[HybridCache, StepOutput]:
+        """Runs one step.  ``cache`` is donated: do not use it afterwards."""
+        return self._run(self._state, cache, inputs, sampling)
+
+    def lower(self, cache, inputs: StepInputs, sampling: SamplingInputs):
+        """The step lowered for the shapes of its arguments, for inspection."""
+        return self._run.lower(self._state, cache, inputs, sampling)
