@@ -127,7 +127,9 @@ def admission(capacity: CapacityPlan, plan: ResumePlan, row: int) -> Admission:
     )
 
 
-def admit(cache: HybridCache, admission: Admission) -> tuple[HybridCache, jax.Array]:
+def admit(
+    cache: HybridCache, admission: Admission
+) -> tuple[HybridCache, jax.Array, jax.Array]:
     """Pins what a plan names, writes the row, and checks again.
 
     Args:
@@ -135,8 +137,9 @@ def admit(cache: HybridCache, admission: Admission) -> tuple[HybridCache, jax.Ar
       admission: what the row starts with; the row must be idle.
 
     Returns:
-      The cache, and ``[]`` int32: ``Status.OK``, ``Status.STALE`` if a claim no longer
-      holds, ``Status.BAD_ROW`` if the row is taken.  Unless OK, the cache is as it was.
+      The cache, the status and the row's ticket, ``[]`` int32 each.  The status is
+      OK, STALE if a claim no longer holds, or BAD_ROW if the row is taken; unless it
+      is OK the cache is as it was.
     """
     row, clock = admission.row, cache.clock + 1
     table = cache.rows
@@ -165,7 +168,7 @@ def admit(cache: HybridCache, admission: Admission) -> tuple[HybridCache, jax.Ar
     pinned = dataclasses.replace(cache, tables=tables, rows=rows, clock=clock)
     status = rowlib.check(pinned, row[None], ticket[None])[0]
     status = jnp.where(table.live[row], int(Status.BAD_ROW), status)
-    return _choose(status == Status.OK, pinned, cache), status
+    return _choose(status == Status.OK, pinned, cache), status, ticket
 
 
 def release(

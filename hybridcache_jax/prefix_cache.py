@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax import lease as leaselib
@@ -22,7 +21,7 @@ from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease
 from hybridcache_jax.matching import make_cold_plan, make_plan, snapshot
-from hybridcache_jax.prefix_index import Holds, PrefixIndex
+from hybridcache_jax.prefix_index import NOTHING, Holds, PrefixIndex
 from hybridcache_jax.publication import collect
 from hybridcache_jax.resume import CostModel
 from hybridcache_jax.resume_plan import ResumePlan
@@ -52,7 +51,7 @@ class PrefixCache:
         self._admit = jax.jit(leaselib.admit)
         self._release = jax.jit(leaselib.release)
         self._keep = jax.jit(leaselib.keep)
-        self._check = jax.jit(rowlib.check)
+        self._read = jax.jit(rowlib.read)
         self._evict = jax.jit(lifecycle.evict)
 
     @property
@@ -130,12 +129,14 @@ class PrefixCache:
                 "larger max_sequences."
             )
         row = int(idle[0])
-        cache, status = self._admit(cache, leaselib.admission(self.plan, plan, row))
+        cache, status, ticket = self._admit(
+            cache, leaselib.admission(self.plan, plan, row)
+        )
         if status != Status.OK:
             raise LeaseError(
                 "A block of this plan changed hands since it was matched; match again."
             )
-        return cache, Lease(row, int(cache.rows.ticket[row]), plan)
+        return cache, Lease(row, int(ticket), plan)
 
     def publish(self, cache: HybridCache, lease: Lease) -> HybridCache:
         """Stores what a row has run so far as a prefix that others may resume.
@@ -150,14 +151,15 @@ class PrefixCache:
         Raises:
           LeaseError: if the lease no longer holds; nothing is published.
         """
-        rows, tickets = np.array([lease.row]), np.array([lease.ticket])
-        if self._check(cache, rows, tickets)[0] != Status.OK:
+        row, ticket = np.array([lease.row]), np.array([lease.ticket])
+        status, view, log = jax.device_get(self._read(cache, row, ticket))
+        if status[0] != Status.OK:
             raise LeaseError(
                 f"The lease on row {lease.row} no longer holds; nothing was published. "
                 "Match and acquire again."
             )
         identity = lease.plan.identity
-        offer = collect(cache, lease.row, lease.plan)
+        offer = collect(self.plan, view, log, lease.plan)
         if offer is None or not identity.complete:
             return cache
         holds = self._holds(snapshot(cache), identity)
@@ -199,7 +201,7 @@ class PrefixCache:
             max(0, want - int(table.num_free))
             for want, table in zip(blocks, cache.tables, strict=True)
         ]
-        return self._evict_counts(cache, short)
+        return self._evict_counts(cache, short) if any(short) else cache
 
     def evict(self, cache: HybridCache, form: Form) -> HybridCache:
         """Evicts every stored block of one form that nobody has pinned."""
@@ -209,6 +211,26 @@ class PrefixCache:
         ]
         return self._evict_counts(cache, counts)
 
+    def warm_up(self, cache: HybridCache, identity: Identity) -> HybridCache:
+        """Compiles every transition by acquiring and releasing a row once.
+
+        Args:
+          cache: a cache with an idle row.
+          identity: any; nothing is stored.
+
+        Returns:
+          A cache that holds what it held before.
+        """
+        cache, lease = self.acquire(cache, self.cold_plan([0], identity))
+        cache = self.publish(cache, lease)
+        nothing = tuple(
+            np.full(self.plan.columns(number), NOTHING)
+            for number in range(len(self.plan.blocks))
+        )
+        cache = self._keep(cache, nothing, nothing)
+        cache = self.release(cache, lease, publish=False)
+        return self._evict_counts(cache, [0] * len(self.plan.blocks))
+
     def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
         """Per pool, how many blocks are what; the parts add up to ``total``."""
         return {
@@ -217,10 +239,8 @@ class PrefixCache:
         }
 
     def _evict_counts(self, cache: HybridCache, counts: Sequence[int]) -> HybridCache:
-        if not any(counts):
-            return cache
         tables = tuple(
-            self._evict(table, jnp.int32(count)) if count else table
+            self._evict(table, np.int32(count))
             for table, count in zip(cache.tables, counts, strict=True)
         )
         cache = dataclasses.replace(cache, tables=tables)

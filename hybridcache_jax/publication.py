@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from hybridcache_jax import rows as rowlib
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.prefix_index import NOTHING, Claims
 from hybridcache_jax.resume_plan import ResumePlan
-from hybridcache_jax.state import HybridCache
+from hybridcache_jax.rows import RowView, block_numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,23 +55,25 @@ class Offer:
         return tuple(ids), tuple(seen)
 
 
-def collect(cache: HybridCache, row: int, plan: ResumePlan) -> Offer | None:
-    """What ``row`` can offer beyond what it was admitted with; None for nothing.
+def collect(
+    capacity: CapacityPlan, row: RowView, log: np.ndarray, plan: ResumePlan
+) -> Offer | None:
+    """What a row can offer beyond what it was admitted with; None for nothing.
 
     Nothing below the plan's resume point is offered as the row's own: it is either
     claimed already or was rebuilt by a replay, whose first rows are not exact.
 
     Args:
-      cache: the cache after the step that ran the tokens.
-      row: the row; its lease holds.
+      capacity: sizes.
+      row: the row, a batch of one, as NumPy arrays; its lease holds.
+      log: ``[1, N]`` int32, the row's token log.
       plan: the plan it was admitted under.
     """
-    spec = cache.plan.spec
-    length = int(cache.rows.length[row])
+    spec = capacity.spec
+    length = int(row.length[0])
     whole = length - length % spec.grid
     if whole <= plan.length:
         return None
-    log = np.array(cache.rows.tokens[row])[plan.start : whole]
     blocks, epochs = [], []
     for number, pool in enumerate(spec.pools):
         size = pool.block_tokens
@@ -80,16 +81,18 @@ def collect(cache: HybridCache, row: int, plan: ResumePlan) -> Offer | None:
         ids, seen = np.full(total, NOTHING), np.zeros(total, np.int32)
         ids[:floor] = plan.claims.blocks[number][:floor]
         seen[:floor] = plan.claims.epochs[number][:floor]
-        columns = np.array(cache.rows.blocks[number])[row]
-        stamps = np.array(cache.rows.epochs[number])[row]
-        numbers = rowlib.block_numbers(np.array([length]), size, len(columns))[0]
+        columns, stamps = row.blocks[number][0], row.epochs[number][0]
+        numbers = block_numbers(row.length, size, len(columns))[0]
         good = (numbers >= floor) & (numbers < total)
-        good = good & (columns < cache.plan.blocks[number])
+        good = good & (columns < capacity.blocks[number])
         ids[numbers[good]], seen[numbers[good]] = columns[good], stamps[good]
         blocks.append(ids)
         epochs.append(seen)
+    tokens = np.concatenate(
+        [plan.claims.tokens[: plan.start], log[0, plan.start : whole]]
+    )
     return Offer(
-        tokens=np.concatenate([plan.claims.tokens[: plan.start], log]),
+        tokens=tokens,
         blocks=tuple(blocks),
         epochs=tuple(epochs),
         floor=plan.length,

@@ -108,6 +108,13 @@ class ResumePlan:
         """The forms that kept the plan from the deepest claimed point."""
         return tuple(report for report in self.forms if not report.held)
 
+    @property
+    def replay_reaches_start(self) -> bool:
+        """Whether a replay could rebuild what is missing, but only from position 0."""
+        return self.verdict == Verdict.NEEDS_FULL_RECOMPUTE and any(
+            report.remedy is Remedy.REPLAY for report in self.limiting
+        )
+
     def explain(self) -> str:
         """The verdict and its reasons, for people."""
         lines = [f"{self.verdict.name}: {self._headline()}"]
@@ -127,6 +134,8 @@ class ResumePlan:
                     f"{line}; missing from position {report.position}: "
                     f"{report.reason.explanation}; remedy: {report.remedy.value}"
                 )
+        if self.replay_reaches_start:
+            lines.append("  an exact replay would have to start at position 0")
         if self.history_length > self.length:
             lines.append(
                 f"  the history alone reaches {self.history_length}; keeping the "

@@ -59,6 +59,22 @@ def gather(cache: HybridCache, rows: jax.Array) -> RowView:
     )
 
 
+def read(
+    cache: HybridCache, row: jax.Array, ticket: jax.Array
+) -> tuple[jax.Array, RowView, jax.Array]:
+    """One row for the host, and whether its lease still holds.
+
+    Args:
+      cache: the cache.
+      row: ``[1]`` int32.
+      ticket: ``[1]`` int32.
+
+    Returns:
+      Status ``[1]``, the row as a batch of one, and its token log ``[1, N]``.
+    """
+    return check(cache, row, ticket), gather(cache, row), cache.rows.tokens[row]
+
+
 def block_numbers(extent: jax.Array, block_tokens: int, columns: int) -> jax.Array:
     """The block number that each column stands for.
 

@@ -32,6 +32,11 @@ class Buckets:
         """Most tokens of a row in a step."""
         return self.chunk[-1]
 
+    def within(self, max_length: int) -> "Buckets":
+        """The same buckets without chunks longer than a whole sequence."""
+        chunk = tuple(size for size in self.chunk if size <= max_length)
+        return dataclasses.replace(self, chunk=chunk or (1,))
+
     def shapes(self) -> tuple[tuple[int, int], ...]:
         """All shapes, the ones to compile at warm-up."""
         return tuple((b, t) for t in self.chunk for b in self.batch)

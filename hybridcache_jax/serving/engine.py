@@ -90,7 +90,7 @@ class Engine:
         self.buckets = buckets
         self.cache = init(plan)
         self.prefixes = PrefixCache(plan)
-        self._step = step
+        self.compiled_step = step
         self._vocab_size = vocab_size
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: list[_Sequence] = []
@@ -100,7 +100,7 @@ class Engine:
     @property
     def compiled_shapes(self) -> int:
         """Shapes of the step compiled so far; constant after :meth:`warm_up`."""
-        return self._step.variants
+        return self.compiled_step.variants
 
     def warm_up(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Compiles every declared shape, by steps in which no row runs.
@@ -108,17 +108,43 @@ class Engine:
         Args:
           on_progress: called with shapes done and shapes in all.
         """
+        self.cache = self.prefixes.warm_up(self.cache, self.identity)
         shapes = self.buckets.shapes()
         for done, (batch, width) in enumerate(shapes):
             if on_progress:
                 on_progress(done, len(shapes))
             inputs = batch_inputs([], batch=batch, width=width)
-            self.cache, output = self._step(
+            self.cache, output = self.compiled_step(
                 self.cache, inputs, sampling_inputs([], batch)
             )
             output.tokens.block_until_ready()
         if on_progress:
             on_progress(len(shapes), len(shapes))
+
+    def update_model(self, step: CompiledStep, identity: Identity) -> None:
+        """Serves on with other weights of the same shape, over the same cache.
+
+        What is stored stays, and is found only by the identity that wrote it.
+
+        Args:
+          step: from ``CompiledStep.with_model``, so that nothing is compiled again.
+          identity: the new producer; its weights digest must tell the change.
+
+        Raises:
+          ValueError: while requests are running or waiting, or if the identity did
+            not change.
+        """
+        if self._running or self._waiting:
+            raise ValueError(
+                f"{len(self._running) + len(self._waiting)} requests are not finished; "
+                "run them to their end before the weights change."
+            )
+        if identity == self.identity:
+            raise ValueError(
+                "The identity did not change, so stored prefixes of the old weights "
+                "would be reused; give the new weights' digest."
+            )
+        self.compiled_step, self.identity = step, identity
 
     def submit(self, request: Request) -> int:
         """Queues a request.
@@ -255,7 +281,7 @@ class Engine:
         self._make_room(ready, parts)
         inputs = batch_inputs(parts, batch=batch, width=width)
         sampling = sampling_inputs([seq.request.sampling for seq in ready], batch)
-        self.cache, output = self._step(self.cache, inputs, sampling)
+        self.cache, output = self.compiled_step(self.cache, inputs, sampling)
         statuses, chosen = np.array(output.status), np.array(output.tokens)
         for seq, (_, tokens), status, token in zip(
             ready, parts, statuses, chosen, strict=False

@@ -1,5 +1,6 @@
 """The compiled step: check leases, run the model, sample; the cache is donated."""
 
+import copy
 import dataclasses
 
 import jax
@@ -39,7 +40,8 @@ class CompiledStep:
 
     def __init__(self, model: nnx.Module, vocab_size: int):
         """Splits the model; its state is an argument of the compiled function."""
-        graph, self._state = nnx.split(model)
+        self._graph, self._state = nnx.split(model)
+        graph = self._graph
 
         def run(state, cache, inputs, sampling):
             view = begin_step(cache, inputs, vocab_size)
@@ -60,6 +62,25 @@ class CompiledStep:
             return end_step(view), output
 
         self._run = jax.jit(run, donate_argnums=1)
+
+    def with_model(self, model: nnx.Module) -> "CompiledStep":
+        """The same compiled function with the weights of another model.
+
+        Args:
+          model: of the same structure, shapes and dtypes.
+
+        Raises:
+          ValueError: if the structure differs.
+        """
+        graph, state = nnx.split(model)
+        if graph != self._graph:
+            raise ValueError(
+                "The model's structure differs from the one that was compiled; make a "
+                "new CompiledStep for it."
+            )
+        other = copy.copy(self)
+        other._state = state
+        return other
 
     @property
     def variants(self) -> int:

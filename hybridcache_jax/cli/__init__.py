@@ -1,0 +1,98 @@
+"""The ``hybridcache`` command.
+
+Parsing is kept apart from the commands, so that ``--help`` answers without loading
+JAX.  A command returns its exit code: 0, 1 if what it checks did not hold, 2 for
+input it cannot use.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+_BENCHES = ("cache-write", "decode-context", "match", "resume")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+      argv: arguments without the program's name; None for those of the process.
+
+    Returns:
+      The exit code.
+    """
+    arguments = _parser().parse_args(argv)
+    command = importlib.import_module(f"hybridcache_jax.cli.{arguments.command}")
+    from hybridcache_jax.errors import HybridCacheError
+
+    try:
+        return command.run(arguments)
+    except (HybridCacheError, ValueError, OSError) as error:
+        print(f"hybridcache: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("hybridcache: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hybridcache",
+        description="A KV cache for hybrid-attention models that proves a prefix can "
+        "be resumed.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="serve one long document with several questions and show every verdict",
+        description="Serves a long shared document with several questions on a real "
+        "hybrid model: cold, warm, two at once, repeated, with evicted windows, and "
+        "with changed weights. Every answer is compared with a cold run. Exit code 1 "
+        "if a token differed.",
+    )
+    _add_model(demo)
+    demo.add_argument("--prompt-file", help="the document, UTF-8 text")
+    _add_length(demo, default=16)
+    generate = commands.add_parser("generate", help="continue one prompt")
+    _add_model(generate)
+    source = generate.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="the prompt itself")
+    source.add_argument("--prompt-file", help="a file with the prompt, UTF-8 text")
+    _add_length(generate, default=64)
+    generate.add_argument(
+        "--temperature", type=float, default=0.0, help="0 is greedy (default)"
+    )
+    generate.add_argument(
+        "--top-p", type=float, default=1.0, help="nucleus mass, default 1"
+    )
+    generate.add_argument("--seed", type=int, default=0, help="sampling seed")
+    bench = commands.add_parser(
+        "bench",
+        help="measure, against a floor",
+        description="Prints what was measured, the floor it is compared with, and "
+        "the ratio of the two.",
+    )
+    bench.add_argument("name", choices=_BENCHES, metavar="NAME", help=", ".join(_BENCHES))
+    bench.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="PATH",
+        help="a Gemma 3 text checkpoint: a folder with config.json and safetensors, "
+        "or a .gguf file (default: Gemma 3 270M of the 'gemma' extra)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_length(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=default,
+        metavar="N",
+        help=f"tokens to generate per answer, default {default}",
+    )

@@ -1,0 +1,75 @@
+"""``hybridcache generate``: continue one prompt."""
+
+import argparse
+import json
+
+import numpy as np
+from rich.console import Console
+
+from hybridcache_jax.cli.session import load, read_text, tokenizer_of, warm_up
+from hybridcache_jax.serving.buckets import Buckets
+from hybridcache_jax.serving.build import build_engine
+from hybridcache_jax.serving.request import Progress, Request
+from hybridcache_jax.serving.sampling import SamplingParams
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; see ``hybridcache generate --help``."""
+    sampling = SamplingParams(arguments.temperature, arguments.top_p, arguments.seed)
+    prompt = arguments.prompt
+    if prompt is None:
+        prompt = read_text(arguments.prompt_file)
+    console, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True)
+    loaded = load(arguments.model, notes)
+    tokenizer = tokenizer_of(loaded)
+    tokens = np.array(tokenizer.encode(prompt), np.int32)
+    engine = build_engine(
+        loaded,
+        max_length=len(tokens) + max(arguments.max_new_tokens, 1),
+        max_sequences=1,
+        stored_tokens=0,
+        buckets=Buckets(batch=(1,), chunk=(1, 128)).within(
+            len(tokens) + max(arguments.max_new_tokens, 1)
+        ),
+    )
+    request = Request(
+        tokens,
+        max_new_tokens=arguments.max_new_tokens,
+        sampling=sampling,
+        stop_tokens=tuple(tokenizer.eos_ids),
+    )
+    warm_up(engine, notes)
+    shown: list[int] = []
+
+    def stream(progress: Progress) -> None:
+        if progress.kind != "token" or arguments.json:
+            return
+        before = tokenizer.decode(shown)
+        shown.append(progress.token)
+        console.print(tokenizer.decode(shown)[len(before) :], end="", markup=False)
+
+    result = engine.run([request], stream)[0]
+    text = tokenizer.decode(result.tokens)
+    if arguments.json:
+        print(
+            json.dumps(
+                {
+                    "text": text,
+                    "tokens": list(result.tokens),
+                    "finish": result.finish,
+                    "prompt_tokens": len(tokens),
+                    "seconds_to_first_token": result.seconds_to_first_token,
+                    "seconds": result.seconds,
+                    "plan": result.plan.to_dict(),
+                }
+            )
+        )
+    else:
+        console.print()
+        notes.print(
+            f"{len(tokens)} prompt tokens, first token after "
+            f"{result.seconds_to_first_token:.2f} s; {len(result.tokens)} tokens in "
+            f"{result.seconds:.2f} s ({result.finish})",
+            style="dim",
+        )
+    return 0

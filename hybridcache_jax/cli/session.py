@@ -1,0 +1,91 @@
+"""What the commands share: loading a model with progress, text in, text out."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from hybridcache_jax.errors import TokenizerError
+from hybridcache_jax.models.load import (
+    GEMMA3_270M_SHA256,
+    LoadedModel,
+    bundled_gemma3_270m,
+    load_model,
+)
+from hybridcache_jax.models.tokenizer import Tokenizer
+from hybridcache_jax.serving.engine import Engine
+
+
+@contextlib.contextmanager
+def progress_bar(console: Console, label: str) -> Iterator:
+    """A bar that is gone when the work is done.
+
+    Yields:
+      ``update(done, total, label=None)``.
+    """
+    bar = Progress(
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        console=console,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(label, total=None)
+
+        def update(done: int, total: int, text: str | None = None) -> None:
+            bar.update(task, completed=done, total=total, description=text or label)
+
+        yield update
+
+
+def load(path: str | None, console: Console) -> LoadedModel:
+    """Loads the model at ``path``, or the Gemma 3 270M of the ``gemma`` extra."""
+    with progress_bar(console, "loading weights") as update:
+
+        def report(stage: str, done: int, total: int) -> None:
+            update(done, total, f"loading: {stage}")
+
+        if path is None:
+            source = bundled_gemma3_270m(on_progress=report)
+            return load_model(
+                source, weights_digest=GEMMA3_270M_SHA256, on_progress=report
+            )
+        return load_model(path, on_progress=report)
+
+
+def tokenizer_of(loaded: LoadedModel) -> Tokenizer:
+    """The model's tokenizer.
+
+    Raises:
+      TokenizerError: if the checkpoint brings none.
+    """
+    if loaded.tokenizer is None:
+        raise TokenizerError(
+            f"{loaded.source} brings no tokenizer; put its tokenizer.json or "
+            "tokenizer.model beside the weights."
+        )
+    return loaded.tokenizer
+
+
+def read_text(path: str) -> str:
+    """The text of a file.
+
+    Raises:
+      ValueError: if it is not UTF-8 or holds nothing but white space.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}.") from error
+    if not text.strip():
+        raise ValueError(f"{path} holds no text; give a file with a prompt.")
+    return text
+
+
+def warm_up(engine: Engine, console: Console) -> None:
+    """Compiles the engine's shapes with a bar."""
+    with progress_bar(console, "compiling") as update:
+        engine.warm_up(lambda done, total: update(done, total))
