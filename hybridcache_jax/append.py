@@ -135,9 +135,7 @@ def write(
                 f"{want}, got {value.shape}."
             )
         value = value.astype(plane.dtype).reshape(*positions.shape, plane.width)
-        value = jax.lax.bitcast_convert_type(
-            value, storage_dtype(plane.dtype, backend)
-        )
+        value = jax.lax.bitcast_convert_type(value, storage_dtype(plane.dtype, backend))
         result[plane.name] = (
             memory[plane.name]
             .at[layer, blocks, offset]
@@ -171,9 +169,7 @@ def end(cache: HybridCache, step: Step) -> HybridCache:
     return dataclasses.replace(cache, tables=tuple(tables), rows=rows)
 
 
-def _status(
-    cache: HybridCache, inputs: StepInputs, vocab_size: int
-) -> jax.Array:
+def _status(cache: HybridCache, inputs: StepInputs, vocab_size: int) -> jax.Array:
     """``[B]`` status before room is reserved; the last one set wins."""
     rows, counts = inputs.rows, inputs.counts
     width = inputs.tokens.shape[1]
@@ -205,9 +201,7 @@ def _trim(cache: HybridCache, rows: jax.Array, status: jax.Array) -> HybridCache
         if RULES[pool.form].grows:
             continue
         size, count = pool.block_tokens, cache.plan.blocks[index]
-        number = rowlib.block_numbers(
-            view.length, size, view.blocks[index].shape[1]
-        )
+        number = rowlib.block_numbers(view.length, size, view.blocks[index].shape[1])
         seen = pool.geometry.local.first_visible(view.length)
         behind = (number >= 0) & ((number + 1) * size <= seen[:, None])
         gone = jnp.where(behind, view.blocks[index], count)
@@ -261,9 +255,7 @@ def _reserve(
         tables.append(table)
         blocks.append(_put(cache.rows.blocks[index], where, ids.reshape(want.shape)))
         epochs.append(_put(cache.rows.epochs[index], where, epoch.reshape(want.shape)))
-    rows = dataclasses.replace(
-        cache.rows, blocks=tuple(blocks), epochs=tuple(epochs)
-    )
+    rows = dataclasses.replace(cache.rows, blocks=tuple(blocks), epochs=tuple(epochs))
     return dataclasses.replace(cache, tables=tuple(tables), rows=rows), status
 
 
@@ -283,9 +275,7 @@ def _slots(
     columns = view.blocks[index].shape[1]
     column = positions // pool.block_tokens % columns
     blocks = jnp.take_along_axis(view.blocks[index], column, axis=1)
-    return jnp.where(
-        real & (positions >= view.held[:, index, None]), blocks, nowhere
-    )
+    return jnp.where(real & (positions >= view.held[:, index, None]), blocks, nowhere)
 
 
 def _put(array: jax.Array, where, values: jax.Array) -> jax.Array:

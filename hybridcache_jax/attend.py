@@ -62,8 +62,15 @@ def attend(
         grouped = query.astype(jnp.float32).reshape(
             batch, width, kv_heads, query_heads // kv_heads, dim
         )
-        part = _read(plan, pools[index], step, index, position, grouped,
-                     functools.partial(_scores, scale=scale, soft_cap=soft_cap))
+        part = _read(
+            plan,
+            pools[index],
+            step,
+            index,
+            position,
+            grouped,
+            functools.partial(_scores, scale=scale, soft_cap=soft_cap),
+        )
         parts.append(
             Partial(*(x.reshape(batch, width, query_heads, *x.shape[4:]) for x in part))
         )
@@ -101,8 +108,10 @@ def _load(
     """Keys and values of blocks ``[B, K]``, each ``[B, K * S, heads, dim]``."""
     loaded = []
     for plane in pool.entry.planes:
-        stored = memory[plane.name].at[position, ids].get(
-            mode="clip", wrap_negative_indices=False
+        stored = (
+            memory[plane.name]
+            .at[position, ids]
+            .get(mode="clip", wrap_negative_indices=False)
         )
         value = jax.lax.bitcast_convert_type(stored, named_dtype(plane.dtype))
         loaded.append(value.reshape(ids.shape[0], -1, plane.heads, plane.dim))

@@ -173,9 +173,7 @@ def plan_capacity(
             base + grids * (spec.grid // pool.block_tokens)
             for base, pool in zip(least, spec.pools, strict=True)
         )
-        return CapacityPlan(
-            spec, max_sequences, max_length, max_chunk, blocks, backend
-        )
+        return CapacityPlan(spec, max_sequences, max_length, max_chunk, blocks, backend)
 
     smallest = plan(0)
     per_grid = plan(1).total_bytes - smallest.total_bytes

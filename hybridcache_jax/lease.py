@@ -99,9 +99,7 @@ def admission(capacity: CapacityPlan, plan: ResumePlan, row: int) -> Admission:
     """
     since, held, blocks, epochs = [], [], [], []
     for number, pool in enumerate(capacity.spec.pools):
-        rebuilt = (
-            plan.start < plan.length and RULES[pool.form].remedy is Remedy.REPLAY
-        )
+        rebuilt = plan.start < plan.length and RULES[pool.form].remedy is Remedy.REPLAY
         reach = plan.start if rebuilt else plan.length
         lo, _ = required(pool.form, pool.geometry, reach)
         last = reach // pool.block_tokens

@@ -158,9 +158,7 @@ def _free(table: StateTable, ids: jax.Array) -> StateTable:
 def _first_mentions(ids: jax.Array) -> jax.Array:
     """``ids`` sorted, with repeated ids replaced by one past any id."""
     ordered = jnp.sort(ids)
-    repeated = jnp.concatenate(
-        [jnp.zeros(1, bool), ordered[1:] == ordered[:-1]]
-    )
+    repeated = jnp.concatenate([jnp.zeros(1, bool), ordered[1:] == ordered[:-1]])
     return jnp.where(repeated, jnp.iinfo(jnp.int32).max, ordered)
 
 
@@ -169,9 +167,7 @@ def _masked(table: StateTable, ids: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def _get(array: jax.Array, ids: jax.Array, fill) -> jax.Array:
-    return array.at[ids].get(
-        mode="fill", fill_value=fill, wrap_negative_indices=False
-    )
+    return array.at[ids].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 
 
 def _put(array: jax.Array, ids: jax.Array, values) -> jax.Array:

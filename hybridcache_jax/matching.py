@@ -109,13 +109,19 @@ def snapshot(cache: HybridCache) -> tuple[StateTable, ...]:
 
 
 def _holdings(spec: CacheSpec, reasons: list[np.ndarray]) -> Holdings:
-    device, anywhere = [], []
-    for pool, reason in zip(spec.pools, reasons, strict=True):
-        size = np.int32(pool.block_tokens)
-        here = reason == Reason.OK
-        device.append(here * size)
-        anywhere.append((here | (reason == Reason.IN_OUTER_TIER)) * size)
-    return Holdings(tuple(device), tuple(anywhere))
+    sizes = [np.int32(pool.block_tokens) for pool in spec.pools]
+    device = tuple(
+        (reason == Reason.OK) * size
+        for reason, size in zip(reasons, sizes, strict=True)
+    )
+    outer = [reason == Reason.IN_OUTER_TIER for reason in reasons]
+    if not any(part.any() for part in outer):
+        return Holdings(device, device)
+    anywhere = tuple(
+        np.where(part, size, here)
+        for part, size, here in zip(outer, sizes, device, strict=True)
+    )
+    return Holdings(device, anywhere)
 
 
 def _reports(

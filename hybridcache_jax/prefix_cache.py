@@ -132,7 +132,7 @@ class PrefixCache:
         cache, status, ticket = self._admit(
             cache, leaselib.admission(self.plan, plan, row)
         )
-        if status != Status.OK:
+        if int(status) != Status.OK:
             raise LeaseError(
                 "A block of this plan changed hands since it was matched; match again."
             )
@@ -183,7 +183,7 @@ class PrefixCache:
         if publish:
             cache = self.publish(cache, lease)
         cache, status = self._release(cache, lease.row, lease.ticket)
-        if status != Status.OK:
+        if int(status) != Status.OK:
             raise LeaseError(
                 f"Row {lease.row} is not held by ticket {lease.ticket}; a lease is "
                 "released once, by its own receipt."
@@ -245,9 +245,7 @@ class PrefixCache:
         )
         cache = dataclasses.replace(cache, tables=tables)
         now = snapshot(cache)
-        self._index.prune(
-            lambda identity: self._holds(now, identity), self._essential
-        )
+        self._index.prune(lambda identity: self._holds(now, identity), self._essential)
         return cache
 
     def _version(self, identity: Identity) -> int:

@@ -23,16 +23,21 @@ class Claims:
       length: tokens claimed, a multiple of the grid.
       shared: tokens that the prompt and the deepest stored prefix have in common,
         not rounded to the grid.
-      tokens: ``[length]`` int32, the claimed prefix.
+      edges: parts of the claimed prefix, in order; :attr:`tokens` joins them.
       blocks: per pool, ``[length // block_tokens]`` int32 ids; ``NOTHING`` for none.
       epochs: per pool, epochs the blocks were claimed with.
     """
 
     length: int
     shared: int
-    tokens: np.ndarray
+    edges: tuple[np.ndarray, ...]
     blocks: tuple[np.ndarray, ...]
     epochs: tuple[np.ndarray, ...]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """``[length]`` int32, the claimed prefix."""
+        return _join(self.edges)
 
 
 # An id that no pool has: nothing is claimed here.
@@ -40,6 +45,10 @@ NOTHING = np.int32(np.iinfo(np.int32).max)
 
 # (pool, ids, epochs, first positions), arrays of equal length, to a bool array.
 Holds = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+# Tokens from which on a leaf is not made longer but gets a child.
+_LONG_EDGE = 8192
 
 
 @dataclasses.dataclass
@@ -85,7 +94,7 @@ class PrefixIndex:
                 break
             same = _common(node.tokens, tokens[at:])
             whole = same - same % self._grid
-            path.append(self._slice(node, 0, whole))
+            path.append((node, whole))
             at += whole
             if whole < len(node.tokens):
                 return self._claims(path, at, at + same - whole)
@@ -118,20 +127,21 @@ class PrefixIndex:
             tuple(np.array(seen, np.int32) for seen in epochs),
         )
         children = self._roots.setdefault(identity, {})
-        at, total = 0, len(fresh.tokens)
+        at, total, path = 0, len(fresh.tokens), []
         while at < total:
             key = self._key(fresh.tokens, at)
             node = children.get(key)
             if node is None:
-                children[key] = self._slice(fresh, at, total)
-                return
+                self._grow(path, children, key, self._slice(fresh, at, total))
+                break
             same = _common(node.tokens, fresh.tokens[at:])
             whole = same - same % self._grid
             if whole < len(node.tokens):
                 node = self._split(children, key, node, whole)
-            self._refresh(node, self._slice(fresh, at, at + whole), at, holds)
+            path.append(node)
             at += whole
             children = node.children
+        self._refresh(path, fresh, holds)
 
     def prune(
         self, holds_for: Callable[[Identity], Holds], essential: Sequence[int]
@@ -179,20 +189,37 @@ class PrefixIndex:
         children[key] = upper
         return upper
 
-    def _refresh(self, node: _Node, fresh: _Node, at: int, holds) -> None:
-        """Replaces the claims of a node that no longer hold."""
-        merged = []
+    def _grow(self, path, children, key: bytes, rest: _Node) -> None:
+        """Adds what is new behind a path: a short leaf is made longer.
+
+        A long prompt arrives chunk by chunk; one node per chunk would make every
+        later lookup walk thousands of them.
+        """
+        leaf = path[-1] if path else None
+        if leaf is None or leaf.children or len(leaf.tokens) >= _LONG_EDGE:
+            children[key] = rest
+            return
+        leaf.tokens = _join([leaf.tokens, rest.tokens])
+        leaf.blocks = tuple(map(_join, zip(leaf.blocks, rest.blocks, strict=True)))
+        leaf.epochs = tuple(map(_join, zip(leaf.epochs, rest.epochs, strict=True)))
+
+    def _refresh(self, path: list[_Node], fresh: _Node, holds: Holds) -> None:
+        """Replaces the claims along a path that no longer hold."""
         for pool, size in enumerate(self._sizes):
-            first = at + np.arange(len(node.blocks[pool]), dtype=np.int32) * size
-            good = holds(pool, node.blocks[pool], node.epochs[pool], first)
-            merged.append(
-                (
-                    np.where(good, node.blocks[pool], fresh.blocks[pool]),
-                    np.where(good, node.epochs[pool], fresh.epochs[pool]),
-                )
-            )
-        node.blocks = tuple(ids for ids, _ in merged)
-        node.epochs = tuple(seen for _, seen in merged)
+            ids = _join([node.blocks[pool] for node in path])
+            seen = _join([node.epochs[pool] for node in path])
+            first = np.arange(len(ids), dtype=np.int32) * np.int32(size)
+            good = holds(pool, ids, seen, first)
+            if good.all():
+                continue
+            ids = np.where(good, ids, fresh.blocks[pool][: len(ids)])
+            seen = np.where(good, seen, fresh.epochs[pool][: len(seen)])
+            at = 0
+            for node in path:
+                end = at + len(node.blocks[pool])
+                node.blocks = _replaced(node.blocks, pool, ids[at:end])
+                node.epochs = _replaced(node.epochs, pool, seen[at:end])
+                at = end
 
     def _slice(self, node: _Node, start: int, stop: int) -> _Node:
         def cut(arrays):
@@ -203,18 +230,16 @@ class PrefixIndex:
 
         return _Node(node.tokens[start:stop], cut(node.blocks), cut(node.epochs))
 
-    def _claims(self, path: list[_Node], length: int, shared: int) -> Claims:
-        def join(arrays):
-            return np.concatenate([np.zeros(0, np.int32), *arrays])
-
-        pools = range(len(self._sizes))
-        return Claims(
-            length=length,
-            shared=shared,
-            tokens=join([node.tokens for node in path]),
-            blocks=tuple(join([node.blocks[pool] for node in path]) for pool in pools),
-            epochs=tuple(join([node.epochs[pool] for node in path]) for pool in pools),
-        )
+    def _claims(
+        self, path: list[tuple[_Node, int]], length: int, shared: int
+    ) -> Claims:
+        """Joins what is claimed along a path of nodes, each up to a length."""
+        blocks, epochs = [], []
+        for pool, size in enumerate(self._sizes):
+            blocks.append(_join([node.blocks[pool][: n // size] for node, n in path]))
+            epochs.append(_join([node.epochs[pool][: n // size] for node, n in path]))
+        edges = tuple(node.tokens[:n] for node, n in path)
+        return Claims(length, shared, edges, tuple(blocks), tuple(epochs))
 
     def _key(self, tokens: np.ndarray, at: int) -> bytes:
         """The next grid unit's tokens themselves: exact, not a hash of them."""
@@ -232,7 +257,15 @@ def no_claims(spec: CacheSpec) -> Claims:
     """What an index that knows nothing says."""
     none = np.zeros(0, np.int32)
     pools = len(spec.pools)
-    return Claims(0, 0, none, (none,) * pools, (none,) * pools)
+    return Claims(0, 0, (), (none,) * pools, (none,) * pools)
+
+
+def _replaced(arrays: tuple, place: int, array: np.ndarray) -> tuple:
+    return (*arrays[:place], array, *arrays[place + 1 :])
+
+
+def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -49,7 +49,8 @@ class Holdings:
 
     Attributes:
       device: per pool, readable now; as ``validate.satisfied`` takes it.
-      anywhere: per pool, readable now or after loading from an outer tier.
+      anywhere: per pool, readable now or after loading from an outer tier; the same
+        tuple as ``device`` if no outer tier holds anything, which spares work.
     """
 
     device: tuple[Array, ...]
@@ -112,7 +113,9 @@ def solve(
     xp = points.__array_namespace__()
     allowed = (points >= 0) & (points <= num_tokens - 1)
     ready, per_pool = intersection(spec, points, holdings.device)
-    loadable, _ = intersection(spec, points, holdings.anywhere)
+    loadable = ready
+    if holdings.anywhere is not holdings.device:
+        loadable, _ = intersection(spec, points, holdings.anywhere)
     whole, lost = _split_by_remedy(spec, per_pool, xp)
     replayable = allowed & whole & lost
     starts = xp.where(replayable, replay_start(spec, points, checkpoints), 0)
@@ -194,6 +197,8 @@ def _bytes_to_load(spec: CacheSpec, point: Array, holdings: Holdings) -> Array:
     """Bytes that lie in an outer tier and are required at ``point``."""
     xp = point.__array_namespace__()
     total = xp.zeros((), xp.float32)
+    if holdings.anywhere is holdings.device:
+        return total
     for pool, device, anywhere in zip(
         spec.pools, holdings.device, holdings.anywhere, strict=True
     ):

@@ -106,9 +106,7 @@ def init(plan: CapacityPlan) -> HybridCache:
                 jnp.full((rows, plan.columns(pool)), count, jnp.int32)
                 for pool, count in enumerate(plan.blocks)
             ),
-            epochs=tuple(
-                _zeros((rows, plan.columns(pool))) for pool in range(groups)
-            ),
+            epochs=tuple(_zeros((rows, plan.columns(pool))) for pool in range(groups)),
         ),
         clock=jnp.zeros((), jnp.int32),
     )

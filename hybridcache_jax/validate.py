@@ -143,9 +143,7 @@ def satisfied(pool: PoolSpec, points: Array, covered: Array) -> Array:
     return (points >= 0) & ((lo >= hi) | (whole & part & inside))
 
 
-def alignment(
-    spec: CacheSpec, pool: int, ids: Array, contract: ReadContract
-) -> Array:
+def alignment(spec: CacheSpec, pool: int, ids: Array, contract: ReadContract) -> Array:
     """Layer 4: do the blocks' addresses and lengths obey the read's rules?
 
     The address of block ``i`` in a plane is ``i`` times the plane's block length,

@@ -24,9 +24,7 @@ class ReadContract:
     max_head_dim: int
     block_alignment: int
 
-    def refusal(
-        self, *, dtype: str, dim: int, planes: frozenset[str]
-    ) -> str | None:
+    def refusal(self, *, dtype: str, dim: int, planes: frozenset[str]) -> str | None:
         """Why a plane is not accepted; None if it is.
 
         Args:

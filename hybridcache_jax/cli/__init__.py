@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Prints what was measured, the floor it is compared with, and "
         "the ratio of the two.",
     )
-    bench.add_argument("name", choices=_BENCHES, metavar="NAME", help=", ".join(_BENCHES))
+    bench.add_argument(
+        "name", choices=_BENCHES, metavar="NAME", help=", ".join(_BENCHES)
+    )
     bench.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

@@ -74,11 +74,14 @@ class Demo:
         yield self._scene("cold", "nothing is stored yet", first)
         yield self._scene("warm", "another question on the same document", second)
         yield self._scene(
-            "two at once", "two more questions, in one batch, on one prefix",
-            third, fourth,
+            "two at once",
+            "two more questions, in one batch, on one prefix",
+            third,
+            fourth,
         )
         yield self._scene(
-            "again, exactly", "a prompt already answered; one position at least is run",
+            "again, exactly",
+            "a prompt already answered; one position at least is run",
             first,
         )
         self.engine.cache = self.engine.prefixes.evict(

@@ -237,9 +237,7 @@ class Engine:
                     position=lease.plan.start,
                 )
             )
-            report(
-                Progress(number, "admitted", lease.plan.start, len(request.tokens))
-            )
+            report(Progress(number, "admitted", lease.plan.start, len(request.tokens)))
 
     def _fits(self, request: Request) -> bool:
         """Whether all running requests and this one can run to their ends."""
@@ -249,9 +247,7 @@ class Engine:
         ]
         return all(
             sum(-(-length // pool.block_tokens) for length in lengths) <= count
-            for pool, count in zip(
-                self.plan.spec.pools, self.plan.blocks, strict=True
-            )
+            for pool, count in zip(self.plan.spec.pools, self.plan.blocks, strict=True)
             if RULES[pool.form].grows
         )
 
@@ -315,35 +311,31 @@ class Engine:
         before = seq.position
         seq.position += count
         seq.ran += count if before < seq.prompt_length else 0
+        stop = False
+        if seq.position < len(seq.tokens):
+            report(Progress(seq.number, "prefill", seq.position, seq.prompt_length))
+        else:
+            stop = self._sampled(seq, token, report)
         grid = self.plan.spec.grid
         if seq.request.reuse and seq.position // grid > before // grid:
             self.cache = self.prefixes.publish(self.cache, seq.lease)
-        if seq.position < len(seq.tokens):
-            report(
-                Progress(seq.number, "prefill", seq.position, seq.prompt_length)
-            )
-            return
-        if seq.generated == 0:
-            seq.first_token = time.perf_counter()
-        stop = token in seq.request.stop_tokens
-        if not stop:
-            seq.tokens.append(token)
-            report(
-                Progress(
-                    seq.number,
-                    "token",
-                    seq.generated,
-                    seq.request.max_new_tokens,
-                    token,
-                )
-            )
         if stop or seq.generated == seq.request.max_new_tokens:
             self._finish(seq, "stop" if stop else "length", report)
 
+    def _sampled(self, seq: _Sequence, token: int, report: OnProgress) -> bool:
+        """Takes a new token; True if it ends the request."""
+        if seq.generated == 0:
+            seq.first_token = time.perf_counter()
+        if token in seq.request.stop_tokens:
+            return True
+        seq.tokens.append(token)
+        most = seq.request.max_new_tokens
+        report(Progress(seq.number, "token", seq.generated, most, token))
+        return False
+
     def _finish(self, seq: _Sequence, why: str, report: OnProgress) -> None:
-        self.cache = self.prefixes.release(
-            self.cache, seq.lease, publish=seq.request.reuse
-        )
+        # Every whole grid unit was published when it was run.
+        self.cache = self.prefixes.release(self.cache, seq.lease, publish=False)
         self._running.remove(seq)
         now = time.perf_counter()
         plan = seq.lease.plan
@@ -356,9 +348,7 @@ class Engine:
             finish=why,
         )
         report(
-            Progress(
-                seq.number, "finished", seq.generated, seq.request.max_new_tokens
-            )
+            Progress(seq.number, "finished", seq.generated, seq.request.max_new_tokens)
         )
 
     def _recover(self, seq: _Sequence, status: Status) -> None:

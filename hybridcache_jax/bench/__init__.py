@@ -1,0 +1,1 @@
+"""Benches: each measures something, names a floor, and gives the ratio of the two."""

@@ -1,0 +1,81 @@
+"""Timing, and what a bench reports."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One line of a bench.
+
+    Attributes:
+      what: what was measured.
+      seconds: median of the repetitions.
+      floor: what it is compared with.
+      floor_seconds: median of the floor's repetitions, in the same run.
+      goal: largest ratio that is hoped for; None if the line only informs.
+    """
+
+    what: str
+    seconds: float
+    floor: str
+    floor_seconds: float
+    goal: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Measured time over floor."""
+        return self.seconds / self.floor_seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a bench found.
+
+    Attributes:
+      name: the bench.
+      setting: sizes, for people.
+      lines: measurements.
+    """
+
+    name: str
+    setting: str
+    lines: tuple[Measurement, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready data, with where it ran."""
+        return {
+            "bench": self.name,
+            "setting": self.setting,
+            "backend": jax.default_backend(),
+            "jax": jax.__version__,
+            "lines": [
+                {**dataclasses.asdict(line), "ratio": line.ratio} for line in self.lines
+            ],
+        }
+
+
+def median_seconds(
+    function: Callable[[], Any], *, repeat: int, before: Callable[[], Any] | None = None
+) -> float:
+    """Median wall time of calls, each waited for.
+
+    Args:
+      function: what is timed; its result is waited for.
+      repeat: timed calls, after one that is not.
+      before: run before each call, not timed.
+    """
+    times = []
+    for attempt in range(repeat + 1):
+        if before:
+            before()
+        start = time.perf_counter()
+        jax.block_until_ready(function())
+        if attempt:
+            times.append(time.perf_counter() - start)
+    return float(np.median(times))

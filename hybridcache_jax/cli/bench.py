@@ -1,0 +1,50 @@
+"""``hybridcache bench``: measure something against a floor."""
+
+import argparse
+import importlib
+import json
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hybridcache_jax.bench.measure import Report
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; see ``hybridcache bench --help``."""
+    module = arguments.name.replace("-", "_")
+    bench = importlib.import_module(f"hybridcache_jax.bench.{module}")
+    notes = Console(stderr=True)
+    with notes.status(f"measuring {arguments.name}"):
+        report = bench.run()
+    if arguments.json:
+        print(json.dumps(report.to_dict()))
+    else:
+        _show(report)
+    return 0
+
+
+def _show(report: Report) -> None:
+    console = Console(highlight=False)
+    console.print(f"[bold]{report.name}[/]: {report.setting}")
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("measured", "time", "floor", "time", "ratio", "goal"):
+        left = heading in ("measured", "floor")
+        table.add_column(heading, justify="left" if left else "right")
+    for line in report.lines:
+        table.add_row(
+            line.what,
+            _duration(line.seconds),
+            line.floor,
+            _duration(line.floor_seconds),
+            f"{line.ratio:.2f}",
+            "" if line.goal is None else f"≤ {line.goal}",
+        )
+    console.print(table)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
