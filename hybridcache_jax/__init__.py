@@ -76,7 +76,7 @@ _HOME = {
     "plan_capacity": "capacity",
 }
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from hybridcache_jax import lifecycle
 from hybridcache_jax import rows as rowlib
+from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.codes import Status
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.spec import PoolSpec, storage_dtype
@@ -28,10 +29,10 @@ class StepInputs:
     Padding rows have a row number outside the table and count 0.
     """
 
-    rows: jax.Array  # [B] int32
-    tickets: jax.Array  # [B] int32, from the leases
-    tokens: jax.Array  # [B, T] int32
-    counts: jax.Array  # [B] int32, tokens of each row that are real
+    rows: AnyArray  # [B] int32
+    tickets: AnyArray  # [B] int32, from the leases
+    tokens: AnyArray  # [B, T] int32
+    counts: AnyArray  # [B] int32, tokens of each row that are real
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +41,7 @@ class Step:
     """What ``begin`` settled, for the layers and for ``end``."""
 
     rows: jax.Array  # [B] int32; past the end where the row does not run
-    tokens: jax.Array  # [B, T] int32
+    tokens: AnyArray  # [B, T] int32
     status: jax.Array  # [B] int32, codes.Status
     positions: jax.Array  # [B, T] int32
     end: jax.Array  # [B] int32, one past the last position; 0 if not run
@@ -192,7 +193,7 @@ def _status(cache: HybridCache, inputs: StepInputs, vocab_size: int) -> jax.Arra
     return jnp.where(counts == 0, int(Status.IDLE), status)
 
 
-def _trim(cache: HybridCache, rows: jax.Array, status: jax.Array) -> HybridCache:
+def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
     """Lets go of blocks wholly behind what the next query sees."""
     rows = jnp.where(status == Status.OK, rows, cache.plan.max_sequences)
     view = rowlib.gather(cache, rows)
@@ -202,7 +203,7 @@ def _trim(cache: HybridCache, rows: jax.Array, status: jax.Array) -> HybridCache
             continue
         size, count = pool.block_tokens, cache.plan.blocks[index]
         number = rowlib.block_numbers(view.length, size, view.blocks[index].shape[1])
-        seen = pool.geometry.local.first_visible(view.length)
+        seen = pool.geometry.window.first_visible(view.length)
         behind = (number >= 0) & ((number + 1) * size <= seen[:, None])
         gone = jnp.where(behind, view.blocks[index], count)
         tables[index] = rowlib.let_go(
@@ -224,7 +225,8 @@ def _reserve(
     """Hands out the blocks that the new tokens need, all of a row's or none."""
     view = rowlib.gather(cache, inputs.rows)
     width = inputs.tokens.shape[1]
-    wants, numbers = [], []
+    wants: list[jax.Array] = []
+    numbers: list[jax.Array] = []
     for index, pool in enumerate(cache.plan.spec.pools):
         size, columns = pool.block_tokens, view.blocks[index].shape[1]
         number = view.length[:, None] // size + jnp.arange(-(-width // size) + 1)

@@ -81,14 +81,14 @@ def _read(plan, memory, step, index, position, query, score) -> Partial:
     """One pool's partial, ``acc [B, T, H, Q, D]``."""
     pool = plan.spec.pools[index]
     load = functools.partial(_load, pool, memory, position)
-    common = dict(
-        block_tokens=pool.block_tokens,
-        num_blocks=plan.blocks[index],
-        positions=step.positions,
-        since=step.since[:, index],
-        end=step.end,
-        score=score,
-    )
+    common = {
+        "block_tokens": pool.block_tokens,
+        "num_blocks": plan.blocks[index],
+        "positions": step.positions,
+        "since": step.since[:, index],
+        "end": step.end,
+        "score": score,
+    }
     local = pool.geometry.local
     if local is None:
         return paged_attention(query, load, step.blocks[index], **common)

@@ -233,7 +233,7 @@ def format_bytes(size: float) -> str:
 
 def _live_blocks(pool: PoolSpec, max_chunk: int) -> int:
     """Blocks of a bounded form that one row touches while a chunk runs."""
-    return -(-(pool.geometry.local.reach + max_chunk) // pool.block_tokens) + 1
+    return -(-(pool.geometry.window.reach + max_chunk) // pool.block_tokens) + 1
 
 
 def _index_tokens(plan: CapacityPlan) -> int:

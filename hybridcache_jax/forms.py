@@ -53,6 +53,17 @@ class Geometry:
     halo: int = 0
     local: Window | Chunk | None = None
 
+    @property
+    def window(self) -> Window | Chunk:
+        """The window or chunk of a local form.
+
+        Raises:
+          ValueError: if the form is not local.
+        """
+        if self.local is None:
+            raise ValueError("This form has no window; its geometry's local is None.")
+        return self.local
+
 
 @dataclasses.dataclass(frozen=True)
 class RetentionRule:
@@ -80,7 +91,7 @@ def _history(geometry: Geometry, p):
 
 
 def _window(geometry: Geometry, p):
-    return geometry.local.first_visible(p), p
+    return geometry.window.first_visible(p), p
 
 
 def _tail(geometry: Geometry, p):

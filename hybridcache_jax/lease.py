@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridcache_jax import lifecycle
 from hybridcache_jax import rows as rowlib
+from hybridcache_jax._typing import AnyArray, TokenIds
 from hybridcache_jax.append import StepInputs
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
@@ -38,7 +39,7 @@ class Lease:
     ticket: int
     plan: ResumePlan
 
-    def inputs(self, tokens: Sequence[int]) -> StepInputs:
+    def inputs(self, tokens: TokenIds) -> StepInputs:
         """Inputs of a step that runs ``tokens`` on this row alone."""
         return batch_inputs([(self, tokens)], batch=1, width=len(tokens))
 
@@ -48,17 +49,17 @@ class Lease:
 class Admission:
     """What a row starts with; ``C`` columns of each of ``G`` pools."""
 
-    row: jax.Array  # [] int32
-    version: jax.Array  # [] int32
-    start: jax.Array  # [] int32, first position to run
-    since: jax.Array  # [G] int32, first position whose entries count
-    held: jax.Array  # [G] int32, entries below are held
-    blocks: tuple[jax.Array, ...]  # G times [C] int32
-    epochs: tuple[jax.Array, ...]  # G times [C] int32
+    row: AnyArray  # [] int32
+    version: AnyArray  # [] int32
+    start: AnyArray  # [] int32, first position to run
+    since: AnyArray  # [G] int32, first position whose entries count
+    held: AnyArray  # [G] int32, entries below are held
+    blocks: tuple[AnyArray, ...]  # G times [C] int32
+    epochs: tuple[AnyArray, ...]  # G times [C] int32
 
 
 def batch_inputs(
-    parts: Sequence[tuple[Lease, Sequence[int]]], *, batch: int, width: int
+    parts: Sequence[tuple[Lease, TokenIds]], *, batch: int, width: int
 ) -> StepInputs:
     """Step inputs of a declared shape from leases and their next tokens.
 
@@ -115,9 +116,9 @@ def admission(capacity: CapacityPlan, plan: ResumePlan, row: int) -> Admission:
         blocks.append(ids)
         epochs.append(seen)
     return Admission(
-        row=np.int32(row),
-        version=np.int32(plan.version),
-        start=np.int32(plan.start),
+        row=np.array(row, np.int32),
+        version=np.array(plan.version, np.int32),
+        start=np.array(plan.start, np.int32),
         since=np.array(since, np.int32),
         held=np.array(held, np.int32),
         blocks=tuple(blocks),

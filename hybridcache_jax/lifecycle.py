@@ -10,6 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import Form
 from hybridcache_jax.state import StateTable
@@ -63,7 +64,7 @@ def seal(table: StateTable, ids: jax.Array) -> StateTable:
     )
 
 
-def pin(table: StateTable, ids: jax.Array, clock: jax.Array) -> StateTable:
+def pin(table: StateTable, ids: AnyArray, clock: jax.Array) -> StateTable:
     """Adds one pin per mention; a pinned block is never evicted or overwritten."""
     return dataclasses.replace(
         table,
@@ -170,10 +171,10 @@ def _get(array: jax.Array, ids: jax.Array, fill) -> jax.Array:
     return array.at[ids].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
 
 
-def _put(array: jax.Array, ids: jax.Array, values) -> jax.Array:
+def _put(array: jax.Array, ids: AnyArray, values) -> jax.Array:
     values = jnp.asarray(values, array.dtype)
     return array.at[ids].set(values, mode="drop", wrap_negative_indices=False)
 
 
-def _add(array: jax.Array, ids: jax.Array, values) -> jax.Array:
+def _add(array: jax.Array, ids: AnyArray, values) -> jax.Array:
     return array.at[ids].add(values, mode="drop", wrap_negative_indices=False)

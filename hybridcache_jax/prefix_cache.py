@@ -14,6 +14,7 @@ import numpy as np
 from hybridcache_jax import lease as leaselib
 from hybridcache_jax import lifecycle
 from hybridcache_jax import rows as rowlib
+from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
 from hybridcache_jax.errors import LeaseError, NoRoomError
@@ -60,7 +61,7 @@ class PrefixCache:
         return self._index.stored_tokens
 
     def match(
-        self, cache: HybridCache, tokens: Sequence[int] | np.ndarray, identity: Identity
+        self, cache: HybridCache, tokens: TokenIds, identity: Identity
     ) -> ResumePlan:
         """Says where a prompt can be resumed now.  Changes nothing.
 
@@ -92,9 +93,7 @@ class PrefixCache:
             self.cost,
         )
 
-    def cold_plan(
-        self, tokens: Sequence[int] | np.ndarray, identity: Identity
-    ) -> ResumePlan:
+    def cold_plan(self, tokens: TokenIds, identity: Identity) -> ResumePlan:
         """A plan that reuses nothing, for runs that must be cold."""
         return make_cold_plan(
             self.plan.spec, len(tokens), identity, self._version(identity)
@@ -265,7 +264,7 @@ class PrefixCache:
         return holds
 
 
-def _token_array(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+def _token_array(tokens: TokenIds) -> np.ndarray:
     """Token ids as a flat int32 array; an int32 array is not copied."""
     ids = np.asarray(tokens)
     if ids.size == 0:

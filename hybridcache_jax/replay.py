@@ -15,10 +15,10 @@ below it needs rows from before that checkpoint.
 import dataclasses
 import functools
 
+from hybridcache_jax._typing import Array
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.layers import Chunk, Window
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.validate import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 
 import jax
 
+from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.replay import replay_start
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.validate import Array, intersection
+from hybridcache_jax.validate import intersection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hybridcache_jax import lifecycle
+from hybridcache_jax._typing import AnyArray, Array
 from hybridcache_jax.codes import Reason, Status
 from hybridcache_jax.forms import required
 from hybridcache_jax.state import HybridCache, RowTable, StateTable
@@ -35,7 +36,7 @@ class RowView:
     epochs: tuple[jax.Array, ...]  # G times [B, C] int32
 
 
-def gather(cache: HybridCache, rows: jax.Array) -> RowView:
+def gather(cache: HybridCache, rows: AnyArray) -> RowView:
     """The rows numbered ``rows`` (``[B]`` int32)."""
     table = cache.rows
 
@@ -75,7 +76,7 @@ def read(
     return check(cache, row, ticket), gather(cache, row), cache.rows.tokens[row]
 
 
-def block_numbers(extent: jax.Array, block_tokens: int, columns: int) -> jax.Array:
+def block_numbers(extent: Array, block_tokens: int, columns: int) -> Array:
     """The block number that each column stands for.
 
     Args:
@@ -96,7 +97,7 @@ def extent(view: RowView, pool: int) -> jax.Array:
     return jnp.maximum(view.length, view.held[:, pool])
 
 
-def check(cache: HybridCache, rows: jax.Array, tickets: jax.Array) -> jax.Array:
+def check(cache: HybridCache, rows: AnyArray, tickets: AnyArray) -> jax.Array:
     """Whether leases still hold, by the facts of this moment.
 
     The one check behind acquiring a lease and behind every compiled step: the row is

@@ -11,16 +11,13 @@ their arguments: NumPy arrays on the host, traced arrays inside a compiled step.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
+from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Reason, Stage
 from hybridcache_jax.forms import RULES, Form, required
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.state import StateTable
 from pallas_kernels.contracts import ReadContract
-
-# NumPy or JAX array; a tracer inside jit.
-Array = Any
 
 
 def boundary(points: Array, grid: int, checkpoints: Array | None = None) -> Array:

@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=None)
 

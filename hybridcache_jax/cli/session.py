@@ -31,6 +31,7 @@ def progress_bar(console: Console, label: str) -> Iterator:
         MofNCompleteColumn(),
         console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(label, total=None)

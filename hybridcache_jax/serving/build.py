@@ -1,7 +1,6 @@
 """From a loaded model to an engine: spec, plan, identity, compiled step."""
 
-import jax
-
+from hybridcache_jax._compat import matmul_precision
 from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.models.load import LoadedModel
@@ -56,8 +55,8 @@ def build_engine(
 
 def model_identity(loaded: LoadedModel, spec: CacheSpec) -> Identity:
     """Who writes what ``loaded`` computes: digests of content, never names."""
-    precision = jax.config.jax_default_matmul_precision or "default"
-    dtype = jax.tree.leaves(jax.tree.map(lambda x: x.dtype.name, _leaves(loaded)))[0]
+    precision = matmul_precision()
+    dtype = loaded.model.norm.weight[...].dtype.name
     return Identity(
         weights=loaded.weights_digest,
         config=loaded.config_digest,
@@ -65,9 +64,3 @@ def model_identity(loaded: LoadedModel, spec: CacheSpec) -> Identity:
         tokenizer=loaded.tokenizer_digest or "",
         numerics=f"params={dtype},matmul={precision}",
     )
-
-
-def _leaves(loaded: LoadedModel):
-    from flax import nnx
-
-    return nnx.split(loaded.model)[1]

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridcache_jax._typing import AnyArray
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
@@ -41,9 +43,9 @@ class SamplingParams:
 class SamplingInputs:
     """Sampling settings of a batch."""
 
-    temperature: jax.Array  # [B] float32
-    top_p: jax.Array  # [B] float32
-    seed: jax.Array  # [B] int32
+    temperature: AnyArray  # [B] float32
+    top_p: AnyArray  # [B] float32
+    seed: AnyArray  # [B] int32
 
 
 def sampling_inputs(params: Sequence[SamplingParams], batch: int) -> SamplingInputs:

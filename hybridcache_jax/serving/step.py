@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,18 @@ from hybridcache_jax.codes import Status
 from hybridcache_jax.serving.sampling import SamplingInputs, sample
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.view import begin_step, end_step
+
+
+class LanguageModel(Protocol):
+    """A Flax NNX module that decodes over a view of the cache."""
+
+    def __call__(self, tokens: jax.Array, view: Any) -> tuple[jax.Array, Any]:
+        """Ids ``[B, T]`` to hidden states ``[B, T, hidden]``, and the view after."""
+        ...
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states ``[..., hidden]`` to logits ``[..., V]`` float32."""
+        ...
 
 
 @jax.tree_util.register_dataclass
@@ -32,13 +45,9 @@ class StepOutput:
 
 
 class CompiledStep:
-    """One jitted function for prefill chunks and decode steps alike.
+    """One jitted function for prefill chunks and decode steps alike."""
 
-    The model is any Flax NNX module with ``model(tokens, view) -> (hidden, view)``
-    and ``model.logits(hidden)``.
-    """
-
-    def __init__(self, model: nnx.Module, vocab_size: int):
+    def __init__(self, model: LanguageModel, vocab_size: int):
         """Splits the model; its state is an argument of the compiled function."""
         self._graph, self._state = nnx.split(model)
         graph = self._graph
@@ -63,7 +72,7 @@ class CompiledStep:
 
         self._run = jax.jit(run, donate_argnums=1)
 
-    def with_model(self, model: nnx.Module) -> "CompiledStep":
+    def with_model(self, model: LanguageModel) -> "CompiledStep":
         """The same compiled function with the weights of another model.
 
         Args:

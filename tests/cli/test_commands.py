@@ -1,0 +1,301 @@
+"""The command line as a user meets it: a small checkpoint with a tokenizer."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from hybridcache_jax.cli import main
+from hybridcache_jax.cli.scenes import Demo
+from hybridcache_jax.models.config import Gemma3Config
+from hybridcache_jax.models.gemma3 import parameter_shapes
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz .,\nABCDEFGHIJKLMNOPQRSTUVWXYZ?'"
+TEXT = "the lamp was lit, the glass was low. nobody rang the bell.\n" * 4
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """A random two-layer Gemma 3, window and full, with one token per letter."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("tiny")
+    words = ["<pad>", "<bos>", "<eos>", *LETTERS]
+    config = {
+        "model_type": "gemma3_text",
+        "vocab_size": len(words),
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "sliding_window": 10,
+        "sliding_window_pattern": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    rng = np.random.default_rng(3)
+    shapes = parameter_shapes(Gemma3Config.from_hf(config))
+    save_file(
+        {
+            f"model.{name}": rng.normal(0, 0.4, shape).astype(np.float32)
+            for name, shape in shapes.items()
+        },
+        folder / "model.safetensors",
+    )
+    vocabulary = {word: number for number, word in enumerate(words)}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="<pad>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture
+def document(tmp_path):
+    path = tmp_path / "document.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def demo(checkpoint, document, *more):
+    return main(
+        [
+            "demo",
+            *("--model", str(checkpoint)),
+            *("--prompt-file", str(document)),
+            *("--max-new-tokens", "4"),
+            *more,
+        ]
+    )
+
+
+def test_demo_as_json(checkpoint, document, capsys):
+    assert demo(checkpoint, document, "--json") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["all_equal"]
+    scenes = [answer["scene"] for answer in data["answers"]]
+    assert scenes == [
+        "cold",
+        "warm",
+        "two at once",
+        "two at once",
+        "again, exactly",
+        "windows evicted",
+        "producer changed",
+    ]
+    by_scene = {answer["scene"]: answer for answer in data["answers"]}
+    assert by_scene["cold"]["plan"]["verdict"] == "NEEDS_FULL_RECOMPUTE"
+    for scene in ("warm", "two at once", "again, exactly"):
+        answer = by_scene[scene]
+        assert answer["plan"]["verdict"] == "RESUMABLE"
+        assert 1 <= answer["tokens_run"] < answer["plan"]["num_tokens"]
+    evicted = by_scene["windows evicted"]["plan"]
+    # One window layer of 10 tokens: a replay of 9.
+    assert evicted["verdict"] == "NEEDS_PARTIAL_RECOMPUTE"
+    assert evicted["length"] - evicted["start"] == 9
+    assert evicted["reason"] == "EVICTED"
+    changed = by_scene["producer changed"]["plan"]
+    assert changed["verdict"] == "NEEDS_FULL_RECOMPUTE"
+    assert changed["reason"] == "PRODUCER_CHANGED"
+    assert changed["changed"] == ["weights"]
+    for answer in data["answers"]:
+        assert answer["tokens"] == answer["cold_tokens"]
+        assert len(answer["tokens"]) == 4
+
+
+def test_demo_fails_if_a_token_differs(checkpoint, document, capsys, monkeypatch):
+    """Fault: what is stored is overwritten behind the library's back."""
+    scene = Demo._scene
+
+    def corrupt(self, title, remark, *questions):
+        if title == "again, exactly":
+            self.engine.cache = dataclasses.replace(
+                self.engine.cache,
+                pools=jax.tree.map(lambda plane: plane * -3, self.engine.cache.pools),
+            )
+        return scene(self, title, remark, *questions)
+
+    monkeypatch.setattr(Demo, "_scene", corrupt)
+    assert demo(checkpoint, document) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (
+        "cold nothing is stored yet NEEDS_FULL_RECOMPUTE, resume at 0; ran",
+        "RESUMABLE",
+        "equal to cold",
+        "DIFFERENT",
+        "differ from their cold runs: this is a defect",
+    ):
+        assert text in shown
+
+
+def test_generate(checkpoint, capsys):
+    arguments = ["generate", "--model", str(checkpoint), "--prompt", "the lamp"]
+    assert main([*arguments, "--max-new-tokens", "5", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["prompt_tokens"] == 9
+    assert len(data["tokens"]) <= 5
+    assert main([*arguments, "--max-new-tokens", "5"]) == 0
+    assert data["text"] in capsys.readouterr().out
+
+
+def test_generate_with_a_seed_is_reproducible(checkpoint, capsys):
+    texts = []
+    for seed in ("3", "3", "4"):
+        arguments = ["--temperature", "2.0", "--top-p", "0.9", "--seed", seed]
+        code = main(
+            ["generate", "--model", str(checkpoint), "--prompt", "bell", "--json"]
+            + ["--max-new-tokens", "12", *arguments]
+        )
+        assert code == 0
+        texts.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert texts[0] == texts[1] != texts[2]
+
+
+def damaged(checkpoint, tmp_path, damage):
+    folder = tmp_path / "damaged"
+    shutil.copytree(checkpoint, folder)
+    damage(folder)
+    return folder
+
+
+def edit_config(**changes):
+    def damage(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return damage
+
+
+def truncate(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def drop_a_tensor(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors.pop("model.norm.weight")
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+        (truncate, "model.safetensors"),
+        (drop_a_tensor, "norm.weight"),
+        (edit_config(model_type="llama"), "llama"),
+        (edit_config(vocab_size=128), "128"),
+        (edit_config(vocab_size=32), "32"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
+    ],
+    ids=[
+        "no config",
+        "no weights",
+        "truncated weights",
+        "missing tensor",
+        "wrong architecture",
+        "vocabulary larger than the weights",
+        "vocabulary smaller than the tokenizer",
+        "no tokenizer",
+        "damaged tokenizer",
+    ],
+)
+def test_bad_checkpoints(checkpoint, tmp_path, capsys, damage, message):
+    folder = damaged(checkpoint, tmp_path, damage)
+    assert main(["generate", "--model", str(folder), "--prompt", "x"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("hybridcache: ")
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--model", "/nowhere", "--prompt", "x"], "does not exist"),
+        (["generate", "--prompt-file", "/nowhere.txt"], "nowhere.txt"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "--prompt", "x", "--top-p", "0"], "top_p"),
+        (["demo", "--prompt-file", "/nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_bad_arguments(capsys, arguments, message):
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "no text"), (b"\xff\xfe\x00", "not UTF-8")]
+)
+def test_bad_prompt_files(checkpoint, tmp_path, capsys, content, message):
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(content)
+    assert demo(checkpoint, path) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_too_few_tokens_asked_for(checkpoint, capsys):
+    code = main(
+        ["generate", "--model", str(checkpoint), "--prompt", "x"]
+        + ["--max-new-tokens", "0"]
+    )
+    assert code == 2
+    assert "max_new_tokens must be >= 1" in capsys.readouterr().err
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+def test_help_answers_without_loading_jax():
+    start = time.perf_counter()
+    done = python(
+        "import sys\n"
+        "from hybridcache_jax.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "assert 'jax' not in sys.modules, 'jax was imported'\n"
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "generate", "bench"):
+        assert command in done.stdout
+    assert time.perf_counter() - start < 5
+
+
+def test_importing_the_core_pulls_in_no_framework():
+    done = python(
+        "import sys, hybridcache_jax as hc\n"
+        "for name in hc.__all__: getattr(hc, name)\n"
+        "heavy = {'flax', 'orbax', 'tensorstore', 'jax.experimental.pallas'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_exists_and_is_documented():
+    import hybridcache_jax as hc
+
+    assert sorted(hc.__all__) == list(hc.__all__)
+    for name in hc.__all__:
+        assert (getattr(hc, name).__doc__ or "").strip(), name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = hc.nothing
