@@ -8,9 +8,12 @@ import dataclasses
 import re
 
 import jax
+import numpy as np
 
 from hybridcache_jax.forms import RULES
-from hybridcache_jax.spec import CacheSpec, PoolSpec, storage_dtype
+from hybridcache_jax.spec import CacheSpec, PoolSpec
+from hybridcache_jax.validate import alignment, layout
+from pallas_kernels.contracts import XLA
 
 _INT32 = 4
 _TABLE_COLUMNS = 9  # arrays of StateTable that have one int32 per block
@@ -55,6 +58,7 @@ class CapacityPlan:
                 f"blocks must have one number per pool ({len(self.spec.pools)}), "
                 f"got {len(self.blocks)}."
             )
+        _check_layout(self)
         for pool, count in zip(self.spec.pools, self.blocks, strict=True):
             least = minimum_blocks(
                 pool, self.max_sequences, self.max_length, self.max_chunk
@@ -231,6 +235,20 @@ def format_bytes(size: float) -> str:
     return f"{size:.4g} TiB"
 
 
+def _check_layout(plan: CapacityPlan) -> None:
+    """Validation layers 2 and 4, for every block there will be."""
+    refusals = list(layout(plan.spec, XLA))
+    for number, pool in enumerate(plan.spec.pools):
+        ids = np.arange(plan.blocks[number], dtype=np.int32)
+        if alignment(plan.spec, number, ids, XLA).any():
+            refusals.append(
+                f"{pool.name}: blocks of {pool.block_tokens} tokens are no multiple of "
+                f"{XLA.block_alignment} bytes in every plane; make them longer"
+            )
+    if refusals:
+        raise ValueError("The layout cannot be read: " + "; ".join(refusals) + ".")
+
+
 def _live_blocks(pool: PoolSpec, max_chunk: int) -> int:
     """Blocks of a bounded form that one row touches while a chunk runs."""
     return -(-(pool.geometry.window.reach + max_chunk) // pool.block_tokens) + 1
@@ -250,5 +268,3 @@ def _check_storable(pool: PoolSpec) -> None:
             f"Pool {pool.name}: this version stores full-history entries and windows "
             f"only; {pool.form.name} takes part in verdicts but has no storage yet."
         )
-    for plane in pool.entry.planes:
-        storage_dtype(plane.dtype, "cpu")

@@ -23,6 +23,8 @@ class Claims:
       length: tokens claimed, a multiple of the grid.
       shared: tokens that the prompt and the deepest stored prefix have in common,
         not rounded to the grid.
+      stored_token: what the store has at position ``shared``, where the prompt goes
+        another way or ends; -1 if it has nothing there.
       edges: parts of the claimed prefix, in order; :attr:`tokens` joins them.
       blocks: per pool, ``[length // block_tokens]`` int32 ids; ``NOTHING`` for none.
       epochs: per pool, epochs the blocks were claimed with.
@@ -30,6 +32,7 @@ class Claims:
 
     length: int
     shared: int
+    stored_token: int
     edges: tuple[np.ndarray, ...]
     blocks: tuple[np.ndarray, ...]
     epochs: tuple[np.ndarray, ...]
@@ -97,12 +100,15 @@ class PrefixIndex:
             path.append((node, whole))
             at += whole
             if whole < len(node.tokens):
-                return self._claims(path, at, at + same - whole)
+                return self._claims(path, at, at + same - whole, node.tokens[same])
             children = node.children
-        beyond = max(
-            (_common(node.tokens, tokens[at:]) for node in children.values()), default=0
-        )
-        return self._claims(path, at, at + beyond)
+        # No child shares a whole grid unit; the closest one says where they part.
+        beyond, token = 0, -1
+        for node in children.values():
+            same = _common(node.tokens, tokens[at:])
+            if token < 0 or same > beyond:
+                beyond, token = same, node.tokens[same]
+        return self._claims(path, at, at + beyond, token)
 
     def insert(
         self,
@@ -168,7 +174,7 @@ class PrefixIndex:
             length = len(node.tokens)
             for pool in essential:
                 size = self._sizes[pool]
-                first = at + np.arange(length // size, dtype=np.int32) * size
+                first = at + np.arange(len(node.blocks[pool]), dtype=np.int32) * size
                 good = holds(pool, node.blocks[pool], node.epochs[pool], first)
                 if not good.all():
                     hole = int(np.argmin(good)) * size
@@ -231,7 +237,7 @@ class PrefixIndex:
         return _Node(node.tokens[start:stop], cut(node.blocks), cut(node.epochs))
 
     def _claims(
-        self, path: list[tuple[_Node, int]], length: int, shared: int
+        self, path: list[tuple[_Node, int]], length: int, shared: int, stored_token: int
     ) -> Claims:
         """Joins what is claimed along a path of nodes, each up to a length."""
         blocks, epochs = [], []
@@ -239,7 +245,9 @@ class PrefixIndex:
             blocks.append(_join([node.blocks[pool][: n // size] for node, n in path]))
             epochs.append(_join([node.epochs[pool][: n // size] for node, n in path]))
         edges = tuple(node.tokens[:n] for node, n in path)
-        return Claims(length, shared, edges, tuple(blocks), tuple(epochs))
+        return Claims(
+            length, shared, int(stored_token), edges, tuple(blocks), tuple(epochs)
+        )
 
     def _key(self, tokens: np.ndarray, at: int) -> bytes:
         """The next grid unit's tokens themselves: exact, not a hash of them."""
@@ -257,7 +265,7 @@ def no_claims(spec: CacheSpec) -> Claims:
     """What an index that knows nothing says."""
     none = np.zeros(0, np.int32)
     pools = len(spec.pools)
-    return Claims(0, 0, (), (none,) * pools, (none,) * pools)
+    return Claims(0, 0, -1, (), (none,) * pools, (none,) * pools)
 
 
 def _replaced(arrays: tuple, place: int, array: np.ndarray) -> tuple:

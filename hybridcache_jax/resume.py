@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import jax
 
 from hybridcache_jax._typing import Array
-from hybridcache_jax.codes import Verdict
+from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.replay import replay_start
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.validate import intersection
+from hybridcache_jax.validate import boundary, intersection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +99,8 @@ def solve(
 
     Args:
       spec: pools and layers.
-      points: ``[K]`` int32 candidates that passed layer 1 (grid points and
-        checkpoint positions); negative ones are padding.
+      points: ``[K]`` int32 candidates: grid points and checkpoint positions.  Those
+        that layer 1 refuses do not count; negative ones are padding.
       num_tokens: ``[]`` int32, tokens of the prompt; at least one position is run,
         so only points up to ``num_tokens - 1`` count.
       holdings: what the claims come to.
@@ -112,7 +112,8 @@ def solve(
       A :class:`Solution`.  Point 0 needs nothing, so there always is one.
     """
     xp = points.__array_namespace__()
-    allowed = (points >= 0) & (points <= num_tokens - 1)
+    legal = boundary(points, spec.grid, checkpoints) == Reason.OK
+    allowed = legal & (points <= num_tokens - 1)
     ready, per_pool = intersection(spec, points, holdings.device)
     loadable = ready
     if holdings.anywhere is not holdings.device:

@@ -70,6 +70,7 @@ class ResumePlan:
       history_length: how deep the growing forms alone would have gone.
       shared_length: tokens that prompt and store have in common; prompt position
         ``shared_length`` is the first that differs.
+      stored_token: what the store has at that position; -1 if it has nothing there.
       alternatives: the proved ways that were weighed, cheapest first.
       changed: identity fields in which another producer of these tokens differs.
       identity: who asks.
@@ -86,6 +87,7 @@ class ResumePlan:
     claimed_length: int
     history_length: int
     shared_length: int
+    stored_token: int
     alternatives: tuple[Alternative, ...]
     changed: tuple[str, ...]
     identity: Identity
@@ -141,6 +143,11 @@ class ResumePlan:
                 f"  the history alone reaches {self.history_length}; keeping the "
                 f"other forms there would have helped"
             )
+        if 0 < self.shared_length < self.num_tokens and self.stored_token >= 0:
+            lines.append(
+                f"  the prompt leaves the stored one at position {self.shared_length}, "
+                f"where token {self.stored_token} is stored"
+            )
         if self.alignment_loss:
             lines.append(
                 f"  {self.alignment_loss} shared tokens lie past the last resume point"
@@ -165,6 +172,7 @@ class ResumePlan:
             "claimed_length": self.claimed_length,
             "history_length": self.history_length,
             "shared_length": self.shared_length,
+            "stored_token": self.stored_token,
             "alignment_loss": self.alignment_loss,
             "forms": [
                 {

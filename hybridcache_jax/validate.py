@@ -11,13 +11,16 @@ their arguments: NumPy arrays on the host, traced arrays inside a compiled step.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Reason, Stage
 from hybridcache_jax.forms import RULES, Form, required
 from hybridcache_jax.spec import CacheSpec, PoolSpec
-from hybridcache_jax.state import StateTable
 from pallas_kernels.contracts import ReadContract
+
+if TYPE_CHECKING:
+    from hybridcache_jax.state import StateTable
 
 
 def boundary(points: Array, grid: int, checkpoints: Array | None = None) -> Array:
@@ -63,7 +66,7 @@ def layout(spec: CacheSpec, contract: ReadContract) -> tuple[str, ...]:
 
 
 def facts(
-    table: StateTable,
+    table: "StateTable",
     ids: Array,
     epochs: Array,
     *,

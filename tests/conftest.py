@@ -10,6 +10,13 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci")
 
 
+def pytest_configure(config):
+    """Compiled code is shared by the workers of a run and by later runs."""
+    folder = config.rootpath / ".pytest_cache" / "jax"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def exact_products():
     """Full float32 matrix products: the goldens were computed with them."""

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
+from small_model import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
