@@ -9,6 +9,8 @@ from typing import Any
 from hybridcache_jax.errors import CheckpointError
 from hybridcache_jax.models.published_config import (
     ACTIVATION,
+    LOCAL_THETA,
+    THETA,
     gguf_fields,
     hf_fields,
 )
@@ -54,8 +56,8 @@ class Gemma3Config:
     head_dim: int
     sliding_window: int
     layer_types: tuple[str, ...]
-    rope_sliding: Rope = Rope(_LOCAL_THETA)
-    rope_full: Rope = Rope(_THETA)
+    rope_sliding: Rope = Rope(LOCAL_THETA)
+    rope_full: Rope = Rope(THETA)
     query_pre_attn_scalar: float = 256.0
     rms_norm_eps: float = 1e-6
     attn_logit_softcapping: float | None = None

@@ -10,8 +10,8 @@ SLIDING = "sliding_attention"
 FULL = "full_attention"
 
 ACTIVATION = "gelu_pytorch_tanh"
-_LOCAL_THETA = 10_000.0
-_THETA = 1_000_000.0
+LOCAL_THETA = 10_000.0
+THETA = 1_000_000.0
 _PATTERN = 6
 _GGUF_27B_LAYERS = 62
 _MAX_LAYERS = 1024
@@ -113,8 +113,8 @@ def _hf_ropes(text: Mapping[str, Any]) -> tuple[Rope, Rope]:
     else:
         local = {}
         full = parameters or text.get("rope_scaling") or {}
-    local_theta = text.get("rope_local_base_freq", _LOCAL_THETA)
-    theta = text.get("rope_theta", _THETA)
+    local_theta = text.get("rope_local_base_freq", LOCAL_THETA)
+    theta = text.get("rope_theta", THETA)
     return (
         Rope(float(local.get("rope_theta", local_theta)), _hf_factor(local)),
         Rope(float(full.get("rope_theta", theta)), _hf_factor(full)),
@@ -225,10 +225,10 @@ def gguf_fields(
             metadata.get("gemma3.attention.sliding_window_pattern", _PATTERN),
         ),
         "rope_sliding": Rope(
-            float(metadata.get("gemma3.rope.freq_base_swa", _LOCAL_THETA))
+            float(metadata.get("gemma3.rope.freq_base_swa", LOCAL_THETA))
         ),
         "rope_full": Rope(
-            float(metadata.get("gemma3.rope.freq_base", _THETA)),
+            float(metadata.get("gemma3.rope.freq_base", THETA)),
             _scaling_factor(
                 metadata.get("gemma3.rope.scaling.type", "none"),
                 metadata.get("gemma3.rope.scaling.factor"),
