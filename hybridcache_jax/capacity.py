@@ -16,7 +16,6 @@ from hybridcache_jax.validate import alignment, layout
 from pallas_kernels.contracts import XLA
 
 _INT32 = 4
-_TABLE_COLUMNS = 9  # arrays of StateTable that have one int32 per block
 _INT32_MAX = 2**31 - 1
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -97,13 +96,15 @@ class CapacityPlan:
     @property
     def overhead_bytes(self) -> int:
         """Bytes of state tables, row tables and the host's index."""
-        tables = sum(self.blocks) * _TABLE_COLUMNS * _INT32
-        rows = self.max_sequences * sum(
-            2 * self.columns(pool) * _INT32 for pool in range(len(self.blocks))
-        )
-        log = self.max_sequences * self.max_length * _INT32
+        pools = len(self.blocks)
+        # Per block eight int32 and the keep mark; per pool `num_free`; the clock.
+        tables = sum(self.blocks) * (8 * _INT32 + 1) + (pools + 1) * _INT32
+        columns = sum(self.columns(pool) for pool in range(pools))
+        # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
+        # version and length, the token log, and whether it is live.
+        row = (2 * columns + 2 * pools + 3 + self.max_length) * _INT32 + 1
         index = sum(self.blocks) * 2 * _INT32 + _index_tokens(self) * _INT32
-        return tables + rows + log + index
+        return tables + self.max_sequences * row + index
 
     @property
     def total_bytes(self) -> int:
@@ -239,7 +240,8 @@ def _check_layout(plan: CapacityPlan) -> None:
     """Validation layers 2 and 4, for every block there will be."""
     refusals = list(layout(plan.spec, XLA))
     for number, pool in enumerate(plan.spec.pools):
-        ids = np.arange(plan.blocks[number], dtype=np.int32)
+        # Addresses are multiples of the block's length: the ends tell for all.
+        ids = np.array([0, plan.blocks[number] - 1], np.int32)
         if alignment(plan.spec, number, ids, XLA).any():
             refusals.append(
                 f"{pool.name}: blocks of {pool.block_tokens} tokens are no multiple of "

@@ -36,6 +36,10 @@ class Identity:
     namespace: str = ""
     format_version: int = FORMAT_VERSION
 
+    def __post_init__(self):
+        # No tenant given and the tenant without a name are the same.
+        object.__setattr__(self, "namespace", self.namespace or "")
+
     def within(self, namespace: str | None) -> "Identity":
         """The same producer in another namespace; None and "" are the same."""
         return dataclasses.replace(self, namespace=namespace or "")

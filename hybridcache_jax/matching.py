@@ -185,7 +185,7 @@ def _reason(
 
 
 def _alternatives(solution: Solution, num_tokens: int) -> tuple[Alternative, ...]:
-    """The proved ways, cheapest first; a full run is always one."""
+    """The proved ways, the chosen one first; a full run is always one."""
     ways = {(Verdict.NEEDS_FULL_RECOMPUTE, 0, 0)}
     if solution.device_point > 0:
         point = int(solution.device_point)
@@ -196,7 +196,10 @@ def _alternatives(solution: Solution, num_tokens: int) -> tuple[Alternative, ...
     if solution.replay_start < solution.replay_point:
         point, start = int(solution.replay_point), int(solution.replay_start)
         ways.add((Verdict.NEEDS_PARTIAL_RECOMPUTE, point, start))
+    chosen = (Verdict(int(solution.verdict)), int(solution.point), int(solution.start))
     return tuple(
         Alternative(verdict, point, start, num_tokens - start)
-        for verdict, point, start in sorted(ways, key=lambda way: (-way[2], way[0]))
+        for verdict, point, start in sorted(
+            ways, key=lambda way: (way != chosen, -way[2], way[0])
+        )
     )

@@ -66,6 +66,9 @@ def replay_start(
             else:
                 needed = step.first_visible(needed)
         start = xp.minimum(start, needed)
+    if any(layer.recurrent is not None for layer in spec.layers):
+        # All layers start together, so the recurrent ones need their state there.
+        start = _floor_to(checkpoints, start)
     return start
 
 
@@ -74,20 +77,17 @@ def _steps_below(spec: CacheSpec, pool: int) -> tuple[Step, ...]:
     """Widening steps from the pool's topmost layer down, runs merged."""
     steps: list[Step] = []
     for layer in reversed(spec.layers[: spec.pools[pool].layers[-1]]):
-        kind = layer if layer.kv_owner is None else spec.layers[layer.kv_owner]
-        # A layer that reads an owner's window is counted like one of its own: more
-        # than needed where several share one owner, never less.
+        # A layer that reads an owner's window widens nothing: the owner lies below
+        # and widens from a position that is at least as early.
+        here: list[Step] = [] if layer.local is None else [layer.local]
         if layer.recurrent is not None:
-            step: Step | None = _Checkpoint()
-        else:
-            step = kind.local
-        if step is None:
-            continue
-        last = steps[-1] if steps else None
-        if isinstance(step, Window) and isinstance(last, Window):
-            steps[-1] = Window(last.size + step.reach, last.entry)
-        elif step != last:
-            steps.append(step)
+            here.append(_Checkpoint())
+        for step in here:
+            last = steps[-1] if steps else None
+            if isinstance(step, Window) and isinstance(last, Window):
+                steps[-1] = Window(last.size + step.reach, last.entry)
+            elif step != last:
+                steps.append(step)
     return tuple(steps)
 
 

@@ -112,8 +112,7 @@ def solve(
       A :class:`Solution`.  Point 0 needs nothing, so there always is one.
     """
     xp = points.__array_namespace__()
-    legal = boundary(points, spec.grid, checkpoints) == Reason.OK
-    allowed = legal & (points <= num_tokens - 1)
+    allowed = _resume_points(spec, points, holdings) & (points <= num_tokens - 1)
     ready, per_pool = intersection(spec, points, holdings.device)
     loadable = ready
     if holdings.anywhere is not holdings.device:
@@ -131,14 +130,13 @@ def solve(
         best_start > 0, _deepest(points, (starts == best_start) & replayable), 0
     )
 
-    def run(first):
-        return (num_tokens - first) * cost.seconds_per_token
-
+    # Differences of positions, not of total costs: exact in any float width.
+    rate = cost.seconds_per_token
     load = cost.seconds_per_byte * _bytes_to_load(spec, anywhere_point, holdings)
-    wait_cost = run(anywhere_point) + load
-    resume_cost, replay_cost = run(device_point), run(best_start)
-    wait = (anywhere_point > device_point) & (wait_cost < resume_cost)
-    wait = wait & (wait_cost <= replay_cost)
+    wait = (anywhere_point > device_point) & (
+        load < (anywhere_point - device_point) * rate
+    )
+    wait = wait & (load <= (anywhere_point - best_start) * rate)
     replay = ~wait & (best_start > device_point)
 
     point = xp.where(replay, replay_point, device_point)
@@ -164,6 +162,20 @@ def solve(
 def _deepest(points: Array, mask: Array) -> Array:
     xp = points.__array_namespace__()
     return xp.max(xp.where(mask, points, 0), initial=0)
+
+
+def _resume_points(spec: CacheSpec, points: Array, holdings: Holdings) -> Array:
+    """Layer 1: grid points, and points where every checkpoint form has one."""
+    legal = boundary(points, spec.grid) == Reason.OK
+    taken = [
+        held
+        for pool, held in zip(spec.pools, holdings.anywhere, strict=True)
+        if RULES[pool.form].exact
+    ]
+    if not taken:
+        return legal
+    xp = points.__array_namespace__()
+    return legal | ((points >= 0) & xp.all(xp.stack(taken), axis=0))
 
 
 def _split_by_remedy(spec: CacheSpec, per_pool: Array, xp) -> tuple[Array, Array]:

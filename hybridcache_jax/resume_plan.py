@@ -63,15 +63,15 @@ class ResumePlan:
       length: the resume point ``p``: positions ``0..p-1`` are reused.
       start: first position to run: ``p``, or ``k < p`` for a replay of ``k..p-1``.
       num_tokens: length of the prompt.
-      reason: why not more was reused; ``OK`` if the deepest resume point below the
-        last token is reused.
+      reason: why not more was reused; ``OK`` if all that is stored of the prompt, up
+        to the last resume point below its last token, is reused.
       forms: per pool, what was required and found at ``claimed_length``.
       claimed_length: deepest resume point that the index claims for this prompt.
       history_length: how deep the growing forms alone would have gone.
       shared_length: tokens that prompt and store have in common; prompt position
         ``shared_length`` is the first that differs.
       stored_token: what the store has at that position; -1 if it has nothing there.
-      alternatives: the proved ways that were weighed, cheapest first.
+      alternatives: the proved ways that were weighed, the chosen one first.
       changed: identity fields in which another producer of these tokens differs.
       identity: who asks.
       version: id of the identity in the facts.

@@ -13,6 +13,13 @@ from hybridcache_jax.layers import Entry, LayerSpec, named_dtype
 
 DEFAULT_BLOCK_TOKENS = 32
 
+# What the layer that an owner field names must own.
+_OWNED = {
+    "kv_owner": ("local", "global_"),
+    "index_owner": ("index",),
+    "select_owner": ("select",),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class PoolSpec:
@@ -210,7 +217,7 @@ def storage_dtype(name: str, backend: str) -> np.dtype:
       A dtype of the same width.
     """
     dtype = named_dtype(name)
-    if backend == "cpu" and dtype.kind == "V":
+    if backend == "cpu" and dtype.isbuiltin == 2:
         return np.dtype(f"uint{8 * dtype.itemsize}")
     return dtype
 
@@ -256,7 +263,7 @@ def _most_rows(pool: PoolSpec) -> int:
 
 
 def _check_owners(layers, index: int, layer: LayerSpec) -> None:
-    for field in ("kv_owner", "index_owner", "select_owner"):
+    for field, parts in _OWNED.items():
         owner = getattr(layer, field)
         if owner is None:
             continue
@@ -269,6 +276,11 @@ def _check_owners(layers, index: int, layer: LayerSpec) -> None:
             raise ValueError(
                 f"Layer {index}: {field}={owner} is itself not an owner; name layer "
                 f"{getattr(layers[owner], field)} instead."
+            )
+        if not any(getattr(layers[owner], part) for part in parts):
+            raise ValueError(
+                f"Layer {index}: {field}={owner} owns none of {', '.join(parts)}; name "
+                f"a layer that does."
             )
 
 

@@ -103,7 +103,8 @@ def facts(
         RULES[Form.ON_DISK_PREFIX].resident
     )
     reason = xp.where(done, int(Reason.OK), int(Reason.NOT_SEALED))
-    reason = xp.where(outer, int(Reason.IN_OUTER_TIER), reason)
+    loadable = outer & (stage != Stage.QUARANTINED)
+    reason = xp.where(loadable, int(Reason.IN_OUTER_TIER), reason)
     fits = ((label == form) | outer) & (look(table.first) == first)
     reason = xp.where(fits, reason, int(Reason.WRONG_FORM))
     same = look(table.version) == version

@@ -153,8 +153,17 @@ def test_generate_with_a_seed_is_reproducible(checkpoint, capsys):
     for seed in ("3", "3", "4"):
         arguments = ["--temperature", "2.0", "--top-p", "0.9", "--seed", seed]
         code = main(
-            ["generate", "--model", str(checkpoint), "--prompt", "bell", "--json"]
-            + ["--max-new-tokens", "12", *arguments]
+            [
+                "generate",
+                "--model",
+                str(checkpoint),
+                "--prompt",
+                "bell",
+                "--json",
+                "--max-new-tokens",
+                "12",
+                *arguments,
+            ]
         )
         assert code == 0
         texts.append(json.loads(capsys.readouterr().out)["tokens"])
@@ -252,8 +261,15 @@ def test_bad_prompt_files(checkpoint, tmp_path, capsys, content, message):
 
 def test_too_few_tokens_asked_for(checkpoint, capsys):
     code = main(
-        ["generate", "--model", str(checkpoint), "--prompt", "x"]
-        + ["--max-new-tokens", "0"]
+        [
+            "generate",
+            "--model",
+            str(checkpoint),
+            "--prompt",
+            "x",
+            "--max-new-tokens",
+            "0",
+        ]
     )
     assert code == 2
     assert "max_new_tokens must be >= 1" in capsys.readouterr().err

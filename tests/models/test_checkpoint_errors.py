@@ -60,7 +60,8 @@ def parameters(folder):
 def test_a_single_file(folder, weights):
     save(folder, weights)
     loaded = load_model(folder)
-    assert loaded.tokenizer is None and loaded.tokenizer_digest is None
+    assert loaded.tokenizer is None
+    assert loaded.tokenizer_digest is None
     assert len(loaded.layers) == 6
     kernel = loaded.model.layers[3].self_attn.k_norm.weight[...]
     np.testing.assert_array_equal(kernel, weights[NORM])

@@ -87,7 +87,12 @@ def decode(engine, want, plan):
 
 @pytest.mark.parametrize(
     "number",
-    [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)],
+    [
+        0,
+        1,
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.slow),
+    ],
 )
 def test_cold_and_resumed_give_the_reference(engine, expected, number):
     want = golden(expected, number)

@@ -179,9 +179,7 @@ def test_rows_of_unequal_length_in_one_batch(step, expected):
 def test_a_window_off_by_one_is_seen(expected, change):
     """The window is the cache's business: a wrong spec must move the logits."""
     config = tiny_model().config
-    wrong = layer_specs(
-        Gemma3Config(**{**vars(config), "sliding_window": 8 + change})
-    )
+    wrong = layer_specs(Gemma3Config(**{**vars(config), "sliding_window": 8 + change}))
     plan = hc.plan_capacity(
         hc.CacheSpec.from_layers(wrong, block_tokens=BLOCK),
         budget="16MiB",
@@ -192,9 +190,7 @@ def test_a_window_off_by_one_is_seen(expected, change):
     )
     prefixes = hc.PrefixCache(plan)
     tokens = expected["tokens"][0]
-    cache, lease = prefixes.acquire(
-        hc.init(plan), prefixes.cold_plan(tokens, IDENTITY)
-    )
+    cache, lease = prefixes.acquire(hc.init(plan), prefixes.cold_plan(tokens, IDENTITY))
     _, logits = run(make_step(tiny_model()), cache, lease, tokens, [72], 72)
     gap = np.abs(logits - expected["logits"][0])
     # The first eight queries see whole windows either way (seven with a smaller one).

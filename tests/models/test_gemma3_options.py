@@ -113,7 +113,8 @@ def test_bfloat16_parameters_keep_float32_activations():
 def test_random_initialisation():
     model = Gemma3(CONFIG, rngs=nnx.Rngs(0))
     _, logits, _ = run(model)
-    assert logits.shape == (1, 6, 32) and np.isfinite(logits).all()
+    assert logits.shape == (1, 6, 32)
+    assert np.isfinite(logits).all()
 
 
 def test_parameters_must_fit():

@@ -125,7 +125,8 @@ def test_gguf_and_model_file_agree(spiece, metadata, tmp_path, text):
     from_file = tokenizer_from_folder(tmp_path, bos_id=2, eos_ids=[1])
     from_gguf = tokenizer_from_gguf(metadata, bos_id=2, eos_ids=[1])
     ids = from_file.encode(text)
-    assert ids[0] == 2 and from_gguf.encode(text) == ids
+    assert ids[0] == 2
+    assert from_gguf.encode(text) == ids
     assert from_file.decode(ids) == from_gguf.decode(ids) == text
 
 

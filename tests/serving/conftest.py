@@ -20,8 +20,6 @@ def make_engine(compiled):
 
     def make(**changes):
         plan = dataclasses.replace(PLAN, **changes)
-        return Engine(
-            compiled, plan, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS
-        )
+        return Engine(compiled, plan, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
 
     return make

@@ -43,9 +43,7 @@ def random_model(seed):
     graph, state = nnx.split(model)
     rng = np.random.default_rng(seed)
     state = nnx.map_state(
-        lambda _, leaf: leaf.replace(
-            rng.normal(0, 0.4, leaf.shape).astype(np.float32)
-        ),
+        lambda _, leaf: leaf.replace(rng.normal(0, 0.4, leaf.shape).astype(np.float32)),
         state,
     )
     return nnx.merge(graph, state)

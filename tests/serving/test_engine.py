@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small_model import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_model import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
 
 import hybridcache_jax as hc
 from hybridcache_jax.serving.engine import Engine

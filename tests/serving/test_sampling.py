@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving import sampling
+from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.sampling import SamplingParams, sampling_inputs
 
 sample = jax.jit(sampling.sample)

@@ -1,0 +1,185 @@
+"""A slow oracle of the resume problem: sets of positions, nothing clever.
+
+It reads layer records as data (sizes and ratios) and shares no code with the library.
+What a form must hold is stated one position at a time, as a predicate; how far back a
+replay must start is found by running the layers over sets of positions that are right.
+
+The parts of a layer are named ``local``, ``global``, ``global_tail``, ``index``,
+``index_tail`` and ``recurrent``; what is held is a mapping from ``(layer, part)`` to
+the set of token positions that are held (for ``recurrent``, to the set of positions
+at which a checkpoint was taken).
+"""
+
+import functools
+from collections.abc import Mapping
+
+Held = Mapping[tuple[int, str], set[int]]
+
+# What a replay can rebuild, and what only a run from the first hole brings back.
+REPLAYED = ("local", "global_tail", "index_tail", "recurrent")
+GROWING = ("global", "index")
+
+
+def sees(local, query: int, key: int) -> bool:
+    """Whether a query attends to a key, by a window or a chunk (own key included)."""
+    if key > query:
+        return False
+    if type(local).__name__ == "Chunk":
+        return key // local.size == query // local.size
+    return query - key < local.size
+
+
+def parts(layer) -> tuple[str, ...]:
+    """The parts that a layer keeps of its own."""
+    names = []
+    if layer.local is not None:
+        names.append("local")
+    if layer.global_ is not None:
+        names.append("global")
+        if layer.global_.ratio > 1:
+            names.append("global_tail")
+    if layer.index is not None:
+        names.append("index")
+        if layer.index.raw is not None and layer.index.ratio > 1:
+            names.append("index_tail")
+    if layer.recurrent is not None:
+        names.append("recurrent")
+    return tuple(names)
+
+
+def needs(layer, part: str, point: int, position: int) -> bool:
+    """Whether resuming at ``point`` needs what ``part`` keeps for ``position``."""
+    if position < 0 or position >= point:
+        return False
+    if part == "local":
+        return sees(layer.local, point, position)
+    pooled = layer.global_ if part.startswith("global") else layer.index
+    block, open_block = position // pooled.ratio, point // pooled.ratio
+    if part in GROWING:
+        return block < open_block
+    # A tail: the block that is still open; and, where an entry also pools the block
+    # before its own, that block once more.
+    return block == open_block or (pooled.overlap == 1 and block == open_block - 1)
+
+
+def required(layer, part: str, point: int) -> set[int]:
+    """All positions that ``part`` must hold to resume at ``point``."""
+    return {t for t in range(point) if needs(layer, part, point, t)}
+
+
+def part_held(layers, held: Held, index: int, part: str, point: int) -> bool:
+    """Whether one part of one layer has all it must hold at ``point``."""
+    if part == "recurrent":
+        return point == 0 or point in held[index, part]
+    return required(layers[index], part, point) <= held[index, part]
+
+
+def provable(layers, held: Held, point: int, only=None) -> bool:
+    """Whether every part (of those named) of every layer has all it must hold."""
+    return all(
+        part_held(layers, held, index, part, point)
+        for index, layer in enumerate(layers)
+        for part in parts(layer)
+        if only is None or part in only
+    )
+
+
+def replay_is_exact(
+    layers, point: int, start: int, checkpoints=frozenset(), held: Held | None = None
+) -> bool:
+    """Whether running ``start..point-1`` leaves every replayed part right.
+
+    Growing parts are held up to ``point``, are read, and are never written.  Rows of
+    the other parts begin empty at ``start``, unless ``held`` says what is still there.
+    A recurrent layer begins from a checkpoint taken at exactly ``start``.
+
+    Args:
+      layers: layer records.
+      point: the resume point.
+      start: the first position that is run.
+      checkpoints: positions at which all recurrent layers have a checkpoint.
+      held: if given, rows that were held before the replay are read, too.
+    """
+    right = set(range(start, point))  # inputs of the layer at hand: tokens are right
+    rows: list[set[int]] = []
+    for index, layer in enumerate(layers):
+        kept = set(right)
+        if held is not None and layer.local is not None:
+            kept |= held[index, "local"]
+        rows.append(kept)
+        owner = index if layer.kv_owner is None else layer.kv_owner
+        local = layers[owner].local
+        folded = start == 0 or start in checkpoints
+        outputs = set()
+        for t in range(start, point):
+            folded = folded and t in right
+            good = t in right
+            if layer.recurrent is not None:
+                good = good and folded
+            if local is not None:
+                seen = {s for s in range(t + 1) if sees(local, t, s)}
+                good = good and seen <= rows[owner]
+            if good:
+                outputs.add(t)
+        if layer.local is not None and not required(layer, "local", point) <= kept:
+            return False
+        for part in ("global_tail", "index_tail"):
+            if part in parts(layer):
+                there = right if held is None else right | held[index, part]
+                if not required(layer, part, point) <= there:
+                    return False
+        if layer.recurrent is not None and not folded:
+            return False
+        right = outputs
+    return True
+
+
+@functools.lru_cache(maxsize=4096)
+def latest_start(layers, point: int, checkpoints=frozenset()) -> int:
+    """The latest start of an exact replay; 0 if only a whole run will do."""
+    for start in range(point, 0, -1):
+        if replay_is_exact(layers, point, start, checkpoints):
+            return start
+    return 0
+
+
+def start_by_dependencies(layers, point: int) -> int:
+    """The same for models without recurrent layers, also for large ones.
+
+    Walks from the last layer to the first and collects, per layer, the set of
+    positions at which its input must be right.
+    """
+    inputs: list[set[int]] = [set() for _ in layers]
+    outputs: set[int] = set()
+    for index in range(len(layers) - 1, -1, -1):
+        layer = layers[index]
+        inputs[index] |= outputs
+        owner = index if layer.kv_owner is None else layer.kv_owner
+        if layers[owner].local is not None:
+            inputs[owner] |= _seen_by_any(layers[owner].local, outputs)
+        for part in parts(layer):
+            if part in REPLAYED:
+                inputs[index] |= _required_near(layer, part, point)
+        outputs = inputs[index]
+    return min((min(need) for need in inputs if need), default=point)
+
+
+def _seen_by_any(local, queries: set[int]) -> set[int]:
+    """Keys that at least one of the queries sees; each key is visited once."""
+    keys: set[int] = set()
+    for query in sorted(queries):
+        for key in range(query, -1, -1):
+            if key in keys or not sees(local, query, key):
+                break
+            keys.add(key)
+    return keys
+
+
+def _required_near(layer, part: str, point: int) -> set[int]:
+    """``required`` for bounded parts: stops at the first position that is not."""
+    found = set()
+    for position in range(point - 1, -1, -1):
+        if not needs(layer, part, point, position):
+            break
+        found.add(position)
+    return found

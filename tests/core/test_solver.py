@@ -1,0 +1,825 @@
+"""The resume solver against a slow oracle: sound, complete, the same everywhere."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.forms import Form
+from hybridcache_jax.layers import (
+    Chunk,
+    Entries,
+    Entry,
+    IndexKeys,
+    LayerSpec,
+    RecurrentState,
+    Window,
+)
+from hybridcache_jax.replay import replay_start
+from hybridcache_jax.resume import CostModel, Holdings, solve
+from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.validate import boundary
+
+ROW = Entry.kv(1, 2)
+TOTAL = 24  # token positions that the stored prefix of a random case spans
+
+# Powers of two: costs are exact in float32 and float64 alike.
+FREE_LOADS = CostModel(seconds_per_token=1.0, seconds_per_byte=0.0)
+FAIR = CostModel(seconds_per_token=1.0, seconds_per_byte=2.0**-8)
+SLOW_LOADS = CostModel(seconds_per_token=1.0, seconds_per_byte=1.0)
+
+
+def window(size, **more):
+    return LayerSpec(local=Window(size, ROW), **more)
+
+
+def chunk(size, **more):
+    return LayerSpec(local=Chunk(size, ROW), **more)
+
+
+def full(**more):
+    return LayerSpec(global_=Entries(ROW), **more)
+
+
+def compressed(ratio, overlap=0, **more):
+    return LayerSpec(global_=Entries(ROW, ratio, overlap, raw=ROW), **more)
+
+
+def recurrent(**more):
+    return LayerSpec(recurrent=RecurrentState(ROW), **more)
+
+
+# --- random cases -------------------------------------------------------------------
+
+
+@st.composite
+def layer_lists(draw):
+    """Up to four layers of any kind, also mixed within one layer."""
+    layers: list[LayerSpec] = []
+    for number in range(draw(st.sampled_from([1, 2, 3, 4]))):
+        kinds = ["window", "chunk", "full", "compressed", "both", "index", "recurrent"]
+        owners = [
+            index
+            for index, layer in enumerate(layers)
+            if layer.kv_owner is None and (layer.local or layer.global_)
+        ]
+        if owners and number:
+            kinds.append("reader")
+        kind = draw(st.sampled_from(kinds))
+        size = draw(st.integers(1, 6))
+        ratio, overlap = draw(st.sampled_from([2, 4])), draw(st.integers(0, 1))
+        local = draw(st.sampled_from([Window(size, ROW), Chunk(size, ROW)]))
+        if kind == "window":
+            layers.append(window(size))
+        elif kind == "chunk":
+            layers.append(chunk(size))
+        elif kind == "full":
+            layers.append(full())
+        elif kind == "compressed":
+            layers.append(compressed(ratio, overlap))
+        elif kind == "both":
+            layers.append(compressed(ratio, overlap, local=local))
+        elif kind == "index":
+            keys = draw(
+                st.sampled_from(
+                    [
+                        IndexKeys(ROW),
+                        IndexKeys(ROW, ratio),
+                        IndexKeys(ROW, ratio, overlap, raw=ROW),
+                    ]
+                )
+            )
+            part = draw(st.sampled_from([Entries(ROW), Entries(ROW, 4, 1, raw=ROW)]))
+            layers.append(LayerSpec(global_=part, index=keys))
+        elif kind == "recurrent":
+            layers.append(recurrent(local=draw(st.sampled_from([None, local]))))
+        else:
+            layers.append(LayerSpec(kv_owner=draw(st.sampled_from(owners))))
+    return tuple(layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One prompt, one model, and what is held of it where."""
+
+    spec: CacheSpec
+    points: np.ndarray
+    num_tokens: int
+    device: tuple  # per pool: positions per block, or checkpoint positions
+    outer: tuple  # likewise, the outer tier included
+    cost: CostModel
+
+    @property
+    def layers(self):
+        return self.spec.layers
+
+    def exact(self, number):
+        return self.spec.pools[number].form == Form.RECURRENT_STATE
+
+    def covered(self, amounts):
+        """What the solver is told."""
+        return tuple(
+            np.isin(self.points, amounts[number]).astype(bool)
+            if self.exact(number)
+            else np.array(amounts[number], np.int32)
+            for number in range(len(self.spec.pools))
+        )
+
+    def held(self, amounts) -> oracle.Held:
+        """What the oracle is told: sets of positions."""
+        result = {}
+        for number, pool in enumerate(self.spec.pools):
+            size = pool.block_tokens
+            if self.exact(number):
+                positions = set(amounts[number])
+            else:
+                positions = {
+                    block * size + offset
+                    for block, amount in enumerate(amounts[number])
+                    for offset in range(amount)
+                }
+            for layer in pool.layers:
+                result[layer, part_of(pool)] = positions
+        return result
+
+    @property
+    def checkpoints(self):
+        """Positions at which all recurrent layers have one on the device."""
+        sets = [
+            set(self.device[number])
+            for number in range(len(self.spec.pools))
+            if self.exact(number)
+        ]
+        return frozenset(set.intersection(*sets)) if sets else frozenset()
+
+    def solve(self, spec=None, order=None):
+        device, outer = self.covered(self.device), self.covered(self.outer)
+        if order is not None:
+            device = tuple(device[number] for number in order)
+            outer = tuple(outer[number] for number in order)
+        has_state = any(layer.recurrent for layer in self.layers)
+        return solve(
+            spec or self.spec,
+            self.points,
+            np.int32(self.num_tokens),
+            Holdings(device, outer),
+            checkpoints=np.array(sorted(self.checkpoints), np.int32)
+            if has_state
+            else None,
+            cost=self.cost,
+        )
+
+
+def part_of(pool) -> str:
+    """The oracle's name of what a pool stores."""
+    return {
+        Form.SWA_WINDOW: "local",
+        Form.FULL_KV: "global",
+        Form.COMPRESSED_KV: "global",
+        Form.INDEXER_STATE: "index",
+        Form.UNCOMPRESSED_TAIL: "index_tail"
+        if pool.name.endswith(".index")
+        else "global_tail",
+        Form.RECURRENT_STATE: "recurrent",
+    }[pool.form]
+
+
+@st.composite
+def cases(draw):
+    layers = draw(layer_lists())
+    sizes = {
+        form: draw(st.sampled_from([4, 8]))
+        for form in (Form.FULL_KV, Form.COMPRESSED_KV, Form.INDEXER_STATE)
+    }
+    sizes[Form.UNCOMPRESSED_TAIL] = 4
+    sizes[Form.SWA_WINDOW] = draw(st.sampled_from([1, 2, 4]))
+    sizes[Form.RECURRENT_STATE] = 4
+    spec = CacheSpec.from_layers(layers, block_tokens=sizes)
+    positions = st.sets(st.integers(1, TOTAL), max_size=6)
+    common = draw(st.sets(st.integers(1, TOTAL), min_size=2, max_size=8))
+    # Most pools are whole; a few lose blocks, or their end, or a part of either.
+    losses = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, len(spec.pools) - 1),
+                st.integers(0, TOTAL - 1),
+                st.sampled_from([0, 0, 1, 2, 3]),
+                st.sampled_from(["hole", "end", "all"]),
+                st.booleans(),
+            ),
+            max_size=4,
+        )
+    )
+    device, outer = [], []
+    for number, pool in enumerate(spec.pools):
+        size = pool.block_tokens
+        if pool.form == Form.RECURRENT_STATE:
+            own = common | draw(positions)
+            device.append(sorted(own))
+            outer.append(sorted(own | draw(positions)))
+            continue
+        here = [size] * (TOTAL // size)
+        there = list(here)
+        for loser, position, left, extent, loadable in losses:
+            if loser != number:
+                continue
+            block = position // size
+            first, last = {
+                "hole": (block, block + 1),
+                "end": (block, len(here)),
+                "all": (0, len(here)),
+            }[extent]
+            for lost in range(first, last):
+                here[lost] = min(here[lost], left if lost == first else 0)
+                there[lost] = max(here[lost], size if loadable else 0)
+        shorter = draw(st.sampled_from([0, 0, 0, 1]))
+        device.append(here[: len(here) - shorter])
+        outer.append(there[: len(here) - shorter])
+    exact = [
+        set(outer[number])
+        for number, pool in enumerate(spec.pools)
+        if pool.form == Form.RECURRENT_STATE
+    ]
+    checkpoints = set.intersection(*exact) if exact else set()
+    # Layer 1 decides which candidates there are; one is padding.
+    everywhere = np.arange(-1, TOTAL + 3, dtype=np.int32)
+    legal = boundary(
+        everywhere, spec.grid, np.array(sorted(checkpoints), np.int32)
+    ) == int(Reason.OK)
+    points = np.concatenate([everywhere[:1], everywhere[legal]])
+    return Case(
+        spec=spec,
+        points=points,
+        num_tokens=draw(st.sampled_from([TOTAL + 1, TOTAL, TOTAL - 3, 9, 1, 0])),
+        device=tuple(device),
+        outer=tuple(outer),
+        cost=draw(st.sampled_from([FREE_LOADS, FAIR, SLOW_LOADS])),
+    )
+
+
+# --- what is right ------------------------------------------------------------------
+
+
+def deepest(points):
+    return max(points, default=0)
+
+
+def replays(case):
+    """For each point that a replay can reach, the latest start that is exact."""
+    held = case.held(case.device)
+    never = ("global", "index")
+    result = {}
+    for point in map(int, case.points):
+        if not 0 <= point <= case.num_tokens - 1:
+            continue
+        if not oracle.provable(case.layers, held, point, only=never):
+            continue
+        if oracle.provable(case.layers, held, point):
+            continue
+        result[point] = oracle.latest_start(case.layers, point, case.checkpoints)
+    return result
+
+
+def bytes_to_load(case, point):
+    total = 0
+    for number, pool in enumerate(case.spec.pools):
+        if case.exact(number):
+            continue
+        layer, size = case.layers[pool.layers[0]], pool.block_tokens
+        need = oracle.required(layer, part_of(pool), point)
+        pairs = zip(case.device[number], case.outer[number], strict=True)
+        for block, (here, there) in enumerate(pairs):
+            if there > here and need & set(range(block * size, (block + 1) * size)):
+                total += pool.block_bytes
+    return total
+
+
+def conservative(layers):
+    """Where ``replay.py`` says that it may start earlier than need be."""
+    return any(layer.recurrent or layer.kv_owner is not None for layer in layers)
+
+
+def check_levels(case, solution):
+    """Sound and complete: the deepest provable point of each level, no other."""
+    held, anywhere = case.held(case.device), case.held(case.outer)
+    allowed = [int(p) for p in case.points if 0 <= p <= case.num_tokens - 1]
+    ready = [p for p in allowed if oracle.provable(case.layers, held, p)]
+    loadable = [p for p in allowed if oracle.provable(case.layers, anywhere, p)]
+    history = [
+        p for p in allowed if oracle.provable(case.layers, held, p, oracle.GROWING)
+    ]
+    assert int(solution.device_point) == deepest(ready)
+    assert int(solution.anywhere_point) == deepest(loadable)
+    assert int(solution.history_point) == deepest(history)
+    for number, pool in enumerate(case.spec.pools):
+        for place, point in enumerate(map(int, case.points)):
+            want = point >= 0 and oracle.part_held(
+                case.layers, held, pool.layers[0], part_of(pool), point
+            )
+            assert bool(solution.per_pool[number, place]) == want, (pool.name, point)
+
+
+def check_replay(case, solution):
+    best = replays(case)
+    start, point = int(solution.replay_start), int(solution.replay_point)
+    latest = deepest(best.values())
+    if start == 0:
+        assert point == 0
+        assert conservative(case.layers) or latest == 0
+        return
+    assert point in best
+    assert oracle.replay_is_exact(case.layers, point, start, case.checkpoints)
+    if conservative(case.layers):
+        assert start <= best[point]
+    else:
+        assert start == latest
+        assert point == max(p for p, first in best.items() if first == latest)
+
+
+def check_choice(case, solution):
+    """The verdict is one of the proved ways, and none of them is cheaper."""
+    total, cost = case.num_tokens, case.cost
+    device, anywhere = int(solution.device_point), int(solution.anywhere_point)
+    start, point = int(solution.replay_start), int(solution.replay_point)
+    ways = {(Verdict.NEEDS_FULL_RECOMPUTE, 0, 0): float(total)}
+    if device:
+        ways[Verdict.RESUMABLE, device, device] = float(total - device)
+    if anywhere > device:
+        load = bytes_to_load(case, anywhere) * cost.seconds_per_byte
+        ways[Verdict.NEEDS_IO, anywhere, anywhere] = total - anywhere + load
+    if start:
+        ways[Verdict.NEEDS_PARTIAL_RECOMPUTE, point, start] = float(total - start)
+    chosen = (
+        Verdict(int(solution.verdict)),
+        int(solution.point),
+        int(solution.start),
+    )
+    assert chosen in ways
+    assert ways[chosen] == min(ways.values())
+    assert 0 <= chosen[2] <= chosen[1] <= max(total - 1, 0)
+    assert (chosen[2] < chosen[1]) == (chosen[0] == Verdict.NEEDS_PARTIAL_RECOMPUTE)
+    assert (chosen[1] == 0) == (chosen[0] == Verdict.NEEDS_FULL_RECOMPUTE)
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_levels_and_verdict_agree_with_the_oracle(case):
+    solution = case.solve()
+    check_levels(case, solution)
+    check_choice(case, solution)
+
+
+@settings(max_examples=250)
+@given(cases())
+def test_replay_agrees_with_the_oracle(case):
+    check_replay(case, case.solve())
+
+
+@settings(max_examples=120)
+@given(cases(), st.randoms(use_true_random=False))
+def test_the_order_of_pools_does_not_matter(case, random):
+    order = list(range(len(case.spec.pools)))
+    random.shuffle(order)
+    shuffled = dataclasses.replace(
+        case.spec, pools=tuple(case.spec.pools[number] for number in order)
+    )
+    one, other = case.solve(), case.solve(shuffled, order)
+    for field in dataclasses.fields(one):
+        if field.name == "per_pool":
+            np.testing.assert_array_equal(one.per_pool[order], other.per_pool)
+        else:
+            assert getattr(one, field.name) == getattr(other, field.name), field.name
+
+
+@settings(max_examples=100)
+@given(layer_lists(), st.integers(1, 30))
+def test_a_replay_that_reads_what_is_left_never_has_to_start_earlier(layers, point):
+    """Reading rows that are still held can only help, so the plan stays exact."""
+    if conservative(layers):
+        return
+    start = oracle.latest_start(layers, point)
+    held = {
+        (index, part): oracle.required(layer, part, point)
+        for index, layer in enumerate(layers)
+        for part in oracle.parts(layer)
+    }
+    for lost in held:
+        rest = {**held, lost: set()}
+        assert oracle.replay_is_exact(layers, point, start, held=rest)
+
+
+# --- one answer in every namespace --------------------------------------------------
+
+MODELS = {
+    "windows and full": (window(3), full(), window(6), full()),
+    "compressed, index, chunk": (
+        chunk(6),
+        compressed(4, 1, local=Window(3, ROW), index=IndexKeys(ROW, 4, 1, raw=ROW)),
+        compressed(2, 0, local=Window(3, ROW)),
+    ),
+    "recurrent below windows": (recurrent(), window(4), full()),
+}
+
+
+@functools.cache
+def batch_of_cases(name, seed=0, size=64):
+    """Random holdings of one model, all of the same shapes."""
+    layers = MODELS[name]
+    rng = np.random.default_rng(seed)
+    spec = CacheSpec.from_layers(layers, block_tokens=4)
+    points = np.arange(-1, TOTAL + 1, 1, dtype=np.int32)
+    device, outer, checkpoints = [], [], None
+    for pool in spec.pools:
+        if pool.form == Form.RECURRENT_STATE:
+            here = rng.random((size, len(points))) < 0.5
+            device.append(here)
+            outer.append(here)
+            at = np.sort(rng.permuted(np.tile(points[2:], (size, 1)), axis=1)[:, :5])
+            checkpoints = at.astype(np.int32)
+        else:
+            shape = (size, TOTAL // 4)
+            lost = rng.random(shape) < 0.1
+            here = np.where(lost, rng.integers(0, 4, shape), 4).astype(np.int32)
+            loads = rng.random(shape) < 0.5
+            device.append(here)
+            outer.append(np.where(loads, 4, here).astype(np.int32))
+    totals = rng.integers(0, TOTAL + 3, size).astype(np.int32)
+    return spec, points, totals, Holdings(tuple(device), tuple(outer)), checkpoints
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_numpy_jit_and_vmap_give_one_answer(name):
+    spec, points, totals, holdings, checkpoints = batch_of_cases(name)
+
+    def run(total, held, at):
+        return solve(spec, points_of(total), total, held, checkpoints=at, cost=FAIR)
+
+    def points_of(like):
+        return like.__array_namespace__().asarray(points)
+
+    with_state = checkpoints is not None
+    batched = jax.jit(jax.vmap(run, in_axes=(0, 0, 0 if with_state else None)))
+    together = jax.tree.map(np.asarray, batched(totals, holdings, checkpoints))
+    single = jax.jit(run)
+    seen = set()
+    for number, total in enumerate(totals):
+        held = jax.tree.map(lambda array, at=number: array[at], holdings)
+        at = checkpoints[number] if with_state else None
+        on_host = run(total, held, at)
+        seen.add(int(on_host.verdict))
+        answers = [jax.tree.map(lambda array, at=number: array[at], together)]
+        if number < 8:
+            answers.append(single(total, held, at))
+        for answer in answers:
+            for field in dataclasses.fields(on_host):
+                np.testing.assert_array_equal(
+                    getattr(on_host, field.name), getattr(answer, field.name)
+                )
+    assert len(seen) >= 3, "the cases are too much alike to tell anything"
+
+
+def tied_case(num_tokens, cost):
+    """A loadable window at 8, and a replay from 8 that reaches 12."""
+    spec = CacheSpec.from_layers([full(), window(5)], block_tokens=4)
+    here, lost = np.array([4, 4, 4], np.int32), np.array([0, 0, 0], np.int32)
+    outer = np.array([4, 4, 0], np.int32)
+    points = np.arange(0, 13, 4, dtype=np.int32)
+    holdings = Holdings((here, lost), (here, outer))
+    return spec, points, np.int32(num_tokens), holdings, cost
+
+
+@pytest.mark.parametrize("num_tokens", [13, 100_000, 1_000_000])
+def test_the_choice_does_not_depend_on_float_width(num_tokens):
+    """Loading costs something, so the replay from the same position wins."""
+    spec, points, total, holdings, cost = tied_case(num_tokens, CostModel())
+    on_host = solve(spec, points, total, holdings, cost=cost)
+    assert int(on_host.anywhere_point) == int(on_host.replay_start) == 8
+
+    @jax.jit
+    def run(points, total, holdings):
+        return solve(spec, points, total, holdings, cost=cost)
+
+    compiled = run(points, total, holdings)
+    assert int(on_host.verdict) == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert int(compiled.verdict) == int(on_host.verdict)
+    assert int(compiled.point) == int(on_host.point) == 12
+
+
+# --- replay extents of real models --------------------------------------------------
+
+
+def start_at(layers, point):
+    spec = CacheSpec.from_layers(layers, block_tokens=128)
+    return int(replay_start(spec, np.array([point], np.int32))[0])
+
+
+def flash(layer_count, csa_first):
+    """V4 layers: a window of 128 in each, ratio 4 and 128 in turn."""
+    csa = compressed(4, 1, local=Window(128, ROW), index=IndexKeys(ROW, 4, 1, raw=ROW))
+    hca = compressed(128, 0, local=Window(128, ROW))
+    plain = window(128)
+    if csa_first:
+        return [plain, plain] + [csa, hca] * ((layer_count - 2) // 2) + [csa]
+    return [hca, hca] + [csa, hca] * ((layer_count - 2) // 2) + [csa]
+
+
+REAL = {
+    "DeepSeek-V4-Flash": (flash(43, True), 8_192, 5_461),
+    "DeepSeek-V4-Pro": (flash(61, False), 16_384, 7_747),
+    "gpt-oss-120b": ([window(128), full()] * 18, 4_096, 2_286),
+    "gemma-3-27b": (
+        ([window(1024)] * 5 + [full()]) * 10 + [window(1024)] * 2,
+        60_000,
+        53_196,
+    ),
+    "MiMo-V2-Flash": (
+        [
+            full()
+            if layer == 0 or layer % 6 == 5
+            else LayerSpec(local=Window.from_lookback(128, ROW))
+            for layer in range(48)
+        ],
+        8_192,
+        4_992,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_replay_extents_of_real_models(name):
+    layers, point, extent = REAL[name]
+    assert point - start_at(layers, point) == extent
+    assert point - oracle.start_by_dependencies(layers, point) == extent
+    # Close to the beginning there is nothing to replay from.
+    assert start_at(layers, extent // 128 * 128) == 0
+
+
+def tiny_v4(hca_ratio):
+    csa = compressed(4, 1, local=Window(8, ROW), index=IndexKeys(ROW, 4, 1, raw=ROW))
+    return [window(8), csa, compressed(hca_ratio, 0, local=Window(8, ROW)), csa]
+
+
+@pytest.mark.parametrize(
+    ("layers", "point", "extent"),
+    [
+        ([chunk(8), chunk(8), chunk(8), full()], 61, 5),
+        ([chunk(8), chunk(8), chunk(8), full()], 64, 0),
+        (tiny_v4(8), 64, 28),
+        (tiny_v4(8), 61, 28),
+        # 15 rows of open block behind two windows: longer than the windows alone.
+        (tiny_v4(16), 63, 29),
+        (tiny_v4(16), 62, 28),
+        ([window(8), full(), window(8), full()], 64, 14),
+        ([window(8)] * 5 + [full()], 64, 35),
+        ([window(1)] * 3, 64, 0),
+        ([full()] * 3, 64, 0),
+        ([compressed(4, 1)], 64, 4),
+        ([compressed(4, 1)], 63, 7),
+        ([window(5), compressed(16)], 47, 15 + 4),
+        ([chunk(8), window(4)], 64, 8),
+        ([window(4), chunk(8)], 61, 5 + 3),
+    ],
+)
+def test_replay_extents_by_hand(layers, point, extent):
+    assert point - start_at(layers, point) == extent
+    assert point - oracle.latest_start(tuple(layers), point) == extent
+    assert point - oracle.start_by_dependencies(layers, point) == extent
+    if extent:
+        # Sharp: one token less is not enough.
+        start = point - extent
+        assert oracle.replay_is_exact(layers, point, start)
+        assert not oracle.replay_is_exact(layers, point, start + 1)
+
+
+@settings(max_examples=100)
+@given(layer_lists(), st.integers(0, 30))
+def test_replay_start_is_exact_at_any_point(layers, point):
+    """Both oracles and the library, also off the grid; readers may start earlier."""
+    if any(layer.recurrent for layer in layers):
+        return
+    latest = oracle.latest_start(layers, point)
+    assert oracle.start_by_dependencies(layers, point) == latest
+    spec = CacheSpec.from_layers(layers, block_tokens=4)
+    start = int(replay_start(spec, np.array([point], np.int32))[0])
+    if conservative(layers):
+        assert start <= latest
+    else:
+        assert start == latest
+
+
+def test_replay_starts_of_many_points_are_those_of_each():
+    spec = CacheSpec.from_layers(tiny_v4(8), block_tokens=8)
+    points = np.arange(0, 65, 8, dtype=np.int32)
+    together = replay_start(spec, points).tolist()
+    assert together == [start_at(tiny_v4(8), int(point)) for point in points]
+    assert together[:4] == [0, 0, 0, 0]
+    assert together[4:] == [4, 12, 20, 28, 36]
+
+
+# --- recurrent layers ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "point", "checkpoints", "start"),
+    [
+        # A checkpoint at the point itself: nothing to run but for the window.
+        ([recurrent(), window(4)], 12, [4, 8, 12], 8),
+        ([recurrent(), window(4)], 12, [4, 9, 12], 9),
+        ([recurrent(), window(4)], 12, [10, 12], 0),
+        ([recurrent(), full()], 12, [4, 8], 8),
+        ([recurrent(), full()], 12, [], 0),
+        # Rows from before the checkpoint are needed below: only a whole run.
+        ([window(4), recurrent()], 12, [4, 8, 12], 0),
+        ([window(1), recurrent()], 12, [4, 8], None),
+    ],
+)
+def test_replay_over_recurrent_layers(layers, point, checkpoints, start):
+    spec = CacheSpec.from_layers(layers, block_tokens=4)
+    got = replay_start(
+        spec, np.array([point], np.int32), np.array(checkpoints, np.int32)
+    )
+    latest = oracle.latest_start(tuple(layers), point, frozenset(checkpoints))
+    assert int(got[0]) <= latest
+    if start is not None:
+        assert int(got[0]) == start == latest
+    assert int(got[0]) == 0 or oracle.replay_is_exact(
+        layers, point, int(got[0]), frozenset(checkpoints)
+    )
+
+
+def test_a_window_beside_recurrent_state_widens_the_replay():
+    """One layer with both: its output needs the state *and* older window rows."""
+    layers = (recurrent(local=Window(5, ROW)), window(3))
+    spec = CacheSpec.from_layers(layers, block_tokens=4)
+    checkpoints = np.arange(1, 13, dtype=np.int32)
+    start = int(replay_start(spec, np.array([12], np.int32), checkpoints)[0])
+    # The upper window needs rows 10 and 11, so layer 0 needs rows 6..11.
+    assert oracle.latest_start(layers, 12, frozenset(range(1, 13))) == 6
+    assert oracle.replay_is_exact(layers, 12, start, frozenset(range(1, 13)))
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        pytest.param((compressed(4, 1), recurrent()), id="tail below the state"),
+        pytest.param((recurrent(local=Window(4, ROW)),), id="window beside the state"),
+    ],
+)
+def test_a_replay_starts_at_a_checkpoint(layers):
+    """Running a recurrent layer from where it has no state rebuilds nothing."""
+    spec = CacheSpec.from_layers(layers, block_tokens=4)
+    checkpoints = np.array([2, 7, 12], np.int32)
+    start = int(replay_start(spec, np.array([12], np.int32), checkpoints)[0])
+    assert start in (0, 2, 7, 12)
+    assert start == oracle.latest_start(layers, 12, frozenset({2, 7, 12}))
+
+
+# --- corners ------------------------------------------------------------------------
+
+
+def whole(spec, tokens):
+    return tuple(
+        np.full(tokens // pool.block_tokens, pool.block_tokens, np.int32)
+        for pool in spec.pools
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "point"), [(0, 0), (1, 0), (4, 0), (5, 4), (8, 4), (9, 8), (99, 8)]
+)
+def test_one_position_at_least_is_run(num_tokens, point):
+    """A prompt that is stored whole still runs its last token, for its logits."""
+    spec = CacheSpec.from_layers([full(), window(3)], block_tokens=4)
+    held = whole(spec, 8)
+    points = np.arange(0, 9, 4, dtype=np.int32)
+    solution = solve(spec, points, np.int32(num_tokens), Holdings(held, held))
+    assert int(solution.point) == point
+    assert Verdict(int(solution.verdict)) == (
+        Verdict.RESUMABLE if point else Verdict.NEEDS_FULL_RECOMPUTE
+    )
+
+
+def test_positions_that_layer_1_refuses_do_not_count():
+    """Everything is held, but half a block is no resume point."""
+    spec = CacheSpec.from_layers([full(), window(3)], block_tokens=4)
+    held = whole(spec, 12)
+    points = np.arange(0, 12, dtype=np.int32)
+    solution = solve(spec, points, np.int32(12), Holdings(held, held))
+    assert int(solution.point) == int(solution.history_point) == 8
+
+
+def test_a_checkpoint_in_the_outer_tier_is_a_resume_point():
+    """Off the grid, on no device yet: provable once it is loaded."""
+    spec = CacheSpec.from_layers([recurrent()], block_tokens=32)
+    points = np.array([0, 5, 9], np.int32)
+    here, there = np.array([False, True, False]), np.array([False, True, True])
+    solution = solve(
+        spec,
+        points,
+        np.int32(10),
+        Holdings((here,), (there,)),
+        checkpoints=np.array([5], np.int32),
+        cost=FREE_LOADS,
+    )
+    assert int(solution.device_point) == 5
+    assert int(solution.anywhere_point) == 9
+    assert Verdict(int(solution.verdict)) == Verdict.NEEDS_IO
+
+
+def test_padding_points_never_win():
+    spec = CacheSpec.from_layers([full()], block_tokens=4)
+    held = whole(spec, 8)
+    points = np.array([-1, -4, 4, -8], np.int32)
+    solution = solve(spec, points, np.int32(20), Holdings(held, held))
+    assert int(solution.point) == 4
+    assert solution.per_pool[0].tolist() == [False, False, True, False]
+
+
+def test_no_points_no_blocks():
+    spec = CacheSpec.from_layers([full(), window(3)], block_tokens=4)
+    none = tuple(np.zeros(0, np.int32) for _ in spec.pools)
+    for points in ([], [0]):
+        solution = solve(
+            spec, np.array(points, np.int32), np.int32(9), Holdings(none, none)
+        )
+        assert Verdict(int(solution.verdict)) == Verdict.NEEDS_FULL_RECOMPUTE
+        assert int(solution.point) == int(solution.start) == 0
+
+
+def test_usable_points_are_a_set_not_a_minimum_of_maxima():
+    """8 works for one form, 4 for both: the smaller maximum would say 8."""
+    spec = CacheSpec.from_layers(
+        [window(3), full(), LayerSpec(local=Window(2, ROW))],
+        block_tokens={Form.FULL_KV: 4, Form.SWA_WINDOW: 1},
+    )
+    rows = dict.fromkeys((2, 3, 6, 7), 1)
+    first = np.array([rows.get(t, 0) for t in range(12)], np.int32)
+    rows = dict.fromkeys((3, 11), 1)
+    second = np.array([rows.get(t, 0) for t in range(12)], np.int32)
+    held = (first, np.array([4, 4, 4], np.int32), second)
+    points = np.arange(0, 13, 4, dtype=np.int32)
+    solution = solve(spec, points, np.int32(13), Holdings(held, held))
+    assert solution.per_pool.tolist() == [
+        [True, True, True, False],
+        [True, True, True, True],
+        [True, True, False, True],
+    ]
+    assert int(solution.device_point) == 4
+    assert int(solution.history_point) == 12
+
+
+@pytest.mark.parametrize(
+    ("cost", "verdict", "point"),
+    [
+        (FREE_LOADS, Verdict.NEEDS_IO, 8),
+        (SLOW_LOADS, Verdict.RESUMABLE, 4),
+        # One block of 4 entries of 16 bytes: 64 B for 4 tokens of work.
+        (CostModel(1.0, 4.1 / 64), Verdict.RESUMABLE, 4),
+        (CostModel(1.0, 3.9 / 64), Verdict.NEEDS_IO, 8),
+    ],
+)
+def test_waiting_is_weighed_against_running(cost, verdict, point):
+    spec = CacheSpec.from_layers([full()], block_tokens=4)
+    assert spec.pools[0].block_bytes == 64
+    here, there = np.array([4, 0], np.int32), np.array([4, 4], np.int32)
+    points = np.arange(0, 9, 4, dtype=np.int32)
+    solution = solve(spec, points, np.int32(9), Holdings((here,), (there,)), cost=cost)
+    assert (Verdict(int(solution.verdict)), int(solution.point)) == (verdict, point)
+    assert (int(solution.device_point), int(solution.anywhere_point)) == (4, 8)
+
+
+@pytest.mark.parametrize(("token", "byte"), [(0.0, 1.0), (-1.0, 0.0), (1.0, -1e-9)])
+def test_costs_are_checked(token, byte):
+    with pytest.raises(ValueError, match="seconds_per_token > 0"):
+        CostModel(token, byte)
+
+
+def test_every_window_size_at_every_offset():
+    """Whole and partial blocks, all small windows: 7 x 4 x 13 answers."""
+    for size, block_size in itertools.product(range(1, 8), (1, 2, 3, 4)):
+        layers = (window(size),)
+        spec = CacheSpec.from_layers(layers, block_tokens=block_size)
+        blocks = 12 // block_size
+        points = np.arange(0, 13, dtype=np.int32)
+        for hole in range(blocks):
+            amounts = np.full(blocks, block_size, np.int32)
+            amounts[hole] = hole % block_size
+            held = {
+                (0, "local"): {
+                    block * block_size + offset
+                    for block in range(blocks)
+                    for offset in range(amounts[block])
+                }
+            }
+            got = solve(
+                spec, points, np.int32(99), Holdings((amounts,), (amounts,))
+            ).per_pool[0]
+            want = [oracle.provable(layers, held, int(p)) for p in points]
+            assert got.tolist() == want, (size, block_size, hole)

@@ -1,0 +1,205 @@
+"""K20: static shapes, tracing and clipping.
+
+jit(f) = f for all values of length, slot and row within the declared capacity; one
+trace per declared shape; an index outside capacity changes no stored value and is
+reported through jit.  Admissions, evictions and decode steps never compile anew.
+"""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridcache_jax import Form, NoRoomError, Status
+
+DIGITS = st.integers(1, 9)
+INT32 = np.iinfo(np.int32)
+
+
+def test_the_compiled_step_equals_the_plain_function():
+    """Run without jit, operation by operation, the step gives the same state."""
+    model = toy.only_window()
+    compiled, plain = toy.Session(model), toy.Session(model, step=model.body)
+    tokens, results = [*toy.P, 1, 2], []
+    for session in (compiled, plain):
+        session.admit([1])  # another row is taken and idle
+        lease = session.admit([])
+        reads = session.feed(lease, tokens, [5, 8, 1])
+        session.check(lease, tokens)
+        results.append((reads, session.cache))
+    (reads, cache), (plain_reads, plain_cache) = results
+    toy.assert_same_reads(reads, plain_reads)
+    assert toy.leaves_equal(cache, plain_cache)
+
+
+def test_b80_one_trace_for_all_lengths_and_rows():
+    """Lengths 5, 6, 7 in rows 0 and 1: entries at 5, 6, 7 of the right row."""
+    model = toy.only_full()
+    session = toy.Session(model)
+    step = jax.jit(chex.assert_max_traces(model.body, n=1))
+    session.step = step
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]]
+    leases = [session.admit([]) for _ in prompts]
+    assert [lease.row for lease in leases] == [0, 1]
+    for lease, tokens in zip(leases, prompts, strict=True):
+        session.feed(lease, tokens[:5])
+    for p in (5, 6, 7):
+        for lease, tokens in zip(leases, prompts, strict=True):
+            session.feed(lease, tokens[p : p + 1])
+            session.check(lease, tokens[: p + 1])
+    assert step._cache_size() == 1
+
+
+WRONG = {
+    "row below": (Status.BAD_ROW, {"row": -1}),
+    "row past the end": (Status.BAD_ROW, {"row": 3}),
+    "row far out": (Status.BAD_ROW, {"row": INT32.max}),
+    "row far below": (Status.BAD_ROW, {"row": INT32.min}),
+    "count below": (Status.BAD_COUNT, {"count": -1}),
+    "count past the width": (Status.BAD_COUNT, {"count": 9}),
+    "count far below": (Status.BAD_COUNT, {"count": INT32.min}),
+    "token below": (Status.BAD_TOKEN, {"token": -1}),
+    "token past the vocabulary": (Status.BAD_TOKEN, {"token": toy.VOCAB}),
+    "token far out": (Status.BAD_TOKEN, {"token": INT32.max}),
+    "foreign ticket": (Status.STALE, {"ticket": 77}),
+}
+
+
+def spoiled(inputs, place, row=None, count=None, token=None, ticket=None):
+    """Step inputs with one thing wrong in one place of the batch."""
+    arrays = {
+        name: np.array(getattr(inputs, name))
+        for name in ("rows", "tickets", "tokens", "counts")
+    }
+    if row is not None:
+        arrays["rows"][place] = row
+    if count is not None:
+        arrays["counts"][place] = count
+    if token is not None:
+        arrays["tokens"][place, 0] = token
+    if ticket is not None:
+        arrays["tickets"][place] = ticket
+    return dataclasses.replace(inputs, **arrays)
+
+
+@pytest.mark.parametrize("what", WRONG)
+@settings(max_examples=8)
+@given(
+    tokens=st.lists(DIGITS, min_size=1, max_size=15),
+    neighbour=st.lists(DIGITS, min_size=1, max_size=15),
+    place=st.integers(0, 1),
+)
+def test_what_is_out_of_bounds_changes_nothing_and_is_reported(
+    what, tokens, neighbour, place
+):
+    status, wrong = WRONG[what]
+    model = toy.mixed()
+    session = toy.Session(model)
+    lease, other = session.admit([]), session.admit([])
+    session.feed(lease, tokens)
+    session.feed(other, neighbour)
+    before = session.cache
+
+    alone = spoiled(session.inputs([(lease, [5])]), 0, **wrong)
+    after, statuses, _ = model.step(before, alone)
+    assert statuses[0] == status
+    assert toy.unchanged(before, after)
+
+    parts = [(other, [5])]
+    parts.insert(place, (lease, [5]))
+    both = spoiled(session.inputs(parts), place, **wrong)
+    after, statuses, _ = model.step(before, both)
+    assert statuses[place] == status
+    assert statuses[1 - place] == Status.OK
+    session.put(after)
+    session.check(lease, tokens)
+    session.check(other, [*neighbour, 5])
+
+
+@pytest.mark.parametrize("length", [24, 23, 20])
+def test_a_row_never_outgrows_its_capacity(length):
+    """One token too many changes nothing; what fits still runs."""
+    model = toy.mixed()
+    session = toy.Session(model)
+    tokens = [p % 9 + 1 for p in range(24)]
+    lease = session.admit([])
+    session.feed(lease, tokens[:length])
+    before = session.cache
+    ((status,), _) = session.run((lease, [1] * (25 - length)))
+    assert status == Status.TOO_LONG
+    assert toy.unchanged(before, session.cache)
+    session.feed(lease, tokens[length:])
+    session.check(lease, tokens)
+
+
+def compiled_functions(prefixes):
+    """Everything that the façade compiles."""
+    return [part for part in vars(prefixes).values() if hasattr(part, "lower")]
+
+
+def one_change(session, random, live):
+    """One random admission, decode step, release or eviction.
+
+    ``live`` maps rows to their lease and the prompt's tokens that wait to be run.
+    """
+    what = random.choice(["admit", "step", "step", "step", "release", "evict", "room"])
+    if what == "admit":
+        tokens = random.integers(1, 3, random.integers(1, 21)).tolist()
+        try:
+            lease = session.admit(tokens)
+        except NoRoomError:
+            assert len(live) == session.model.rows
+            return
+        live[lease.row] = (lease, tokens[lease.plan.start :])
+    elif what == "step" and live:
+        parts = []
+        for lease, waiting in live.values():
+            size = min(random.integers(1, 9), 24 - session.length(lease))
+            parts.append((lease, (waiting + [1] * 8)[:size]))
+        statuses, _ = session.run(*parts)
+        for (lease, new), status in zip(parts, statuses, strict=True):
+            assert status in (Status.OK, Status.IDLE, Status.NO_ROOM)
+            if status == Status.OK:
+                live[lease.row] = (lease, live[lease.row][1][len(new) :])
+        if Status.NO_ROOM in statuses:
+            session.put(session.prefixes.make_room(session.cache, [12, 12, 8]))
+    elif what == "release" and live:
+        lease, _ = live.pop(random.choice(list(live)))
+        session.release(lease, publish=bool(random.integers(4)))
+    elif what == "evict":
+        session.evict(random.choice([Form.SWA_WINDOW, Form.FULL_KV]))
+    elif what == "room":
+        session.put(session.prefixes.make_room(session.cache, [3, 3, 2]))
+
+
+def test_a_thousand_changes_compile_nothing_new():
+    """Random admissions, steps, evictions; the donated cache changes in place."""
+    model = toy.mixed()
+    session = toy.Session(model, cache=jax.tree.map(jnp.copy, model.empty))
+    donated = jax.jit(model.body, donate_argnums=0)
+    session.step = donated
+    random = np.random.default_rng(3)
+    live = {}
+    for _ in range(150):
+        one_change(session, random, live)
+
+    functions = [donated, *compiled_functions(session.prefixes)]
+    assert len(functions) > 4
+    sizes = [function._cache_size() for function in functions]
+    assert min(sizes) > 0  # warm: each of them has run
+    traces, compiled = model.traces["step"], toy.compilations()
+    busy = []
+    for _ in range(1000):
+        one_change(session, random, live)
+        busy.append(len(live))
+    assert [function._cache_size() for function in functions] == sizes
+    assert model.traces["step"] == traces
+    assert toy.compilations() == compiled
+    assert max(busy) == model.rows  # it was full at times
+    assert min(busy) < model.rows

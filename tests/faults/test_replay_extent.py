@@ -1,0 +1,206 @@
+"""K06, for windows and chunks: how far back a replay starts.
+
+Running positions k..p-1 from the forms that are held gives every form equal to a cold
+run: k is p less the sum of W - 1 over the stacked window layers, and for chunks the
+start of p's chunk, whatever their number.  It is tight: starting one token later is
+wrong.  Intact forms are read, never rewritten; blocks rebuilt below p are not stored.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridcache_jax import Form, Verdict
+
+EXACT, WRONG = 1e-5, 1e-4
+LENGTH = 32
+
+
+def chunked():
+    return toy.model(toy.CHUNKED, style="softmax", max_length=LENGTH, rows=1)
+
+
+def woven():
+    """Windows under and over a chunk layer: 16 <- 14 <- 12 <- 10."""
+    return toy.model(toy.WOVEN, style="softmax", max_length=LENGTH, rows=1)
+
+
+def stacked_start(point):
+    return point - (3 + 3 + 2)
+
+
+def chunked_start(point):
+    return point - point % 6
+
+
+def woven_start(point):
+    below = point - 2  # the top window
+    below -= below % 6  # the chunk
+    return below - 2  # the bottom window
+
+
+CASES = [
+    *[(toy.stacked, stacked_start, point) for point in (12, 20, 28)],
+    *[(chunked, chunked_start, point) for point in (8, 20)],
+    *[(woven, woven_start, point) for point in (12, 16, 20)],
+]
+PROMPTS = st.lists(st.integers(0, 9), min_size=LENGTH, max_size=LENGTH)
+
+
+def lose_windows(model, history):
+    """A session that stored ``history`` and lost every window."""
+    session = toy.Session(model)
+    session.store(history, [4], each=True)
+    session.evict(Form.SWA_WINDOW)
+    return session
+
+
+def replayed(session, plan, prompt, sizes=(8,)):
+    """The lease after the replay of ``plan``, at its resume point."""
+    lease = session.acquire(plan)
+    session.feed(lease, prompt[plan.start : plan.length], sizes)
+    assert session.length(lease) == plan.length
+    return lease
+
+
+def full_bytes(model, cache):
+    """Stored blocks of the layers that keep the whole history."""
+    pools = {model.pool_of(n) for n, k in enumerate(model.kinds) if k == toy.FULL}
+    return {key: x for key, x in toy.kept_bytes(cache).items() if key[0] in pools}
+
+
+@pytest.mark.parametrize(("build", "start", "point"), CASES)
+@settings(max_examples=5)
+@given(prompt=PROMPTS, sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3))
+def test_the_extent_is_exact_and_sharp(build, start, point, prompt, sizes):
+    model = build()
+    prompt = prompt[: point + 1]
+    session = lose_windows(model, prompt)
+    plan = session.match(prompt)
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert (plan.length, plan.start) == (point, start(point))
+    assert plan.start == toy.replay_start(model.kinds, point)
+    assert plan.tokens_to_run == point + 1 - plan.start
+    assert {report.form for report in plan.limiting} == {Form.SWA_WINDOW}
+
+    held = full_bytes(model, session.cache)
+    assert len(held) > 0
+    ready = session.cache
+    want = toy.cold_softmax(model, prompt[:point])
+    lease = replayed(session, plan, prompt, sizes)
+    assert toy.state_gap(session.state(lease), want) < EXACT
+    assert full_bytes(model, session.cache) == held
+    reads = session.feed(lease, prompt[point:])
+    last = toy.cold_softmax(model, prompt).reads[:, -1:]
+    assert np.abs(reads - last).max() < EXACT
+
+    # One token less: entries of the upper layers come out wrong.
+    session.cache = ready
+    short = dataclasses.replace(plan, start=plan.start + 1)
+    lease = replayed(session, short, prompt, sizes)
+    assert toy.state_gap(session.state(lease), want, common=True) > WRONG
+    assert full_bytes(model, session.cache) == held
+
+
+@settings(max_examples=10)
+@given(prompt=PROMPTS)
+def test_a_short_replay_corrupts_what_comes_after(prompt):
+    """The resumed tokens go wrong too, though nothing raises: why p must be proved."""
+    model = toy.stacked()
+    session = lose_windows(model, prompt[:21])
+    plan = session.match(prompt[:21])
+    want = toy.cold_softmax(model, prompt).reads[:, 20:]
+    gaps = []
+    ready = session.cache
+    for late in (0, 3):
+        session.cache = ready
+        lease = session.acquire(dataclasses.replace(plan, start=plan.start + late))
+        reads = session.feed(lease, prompt[plan.start + late :])
+        gaps.append(np.abs(reads[:, -len(want[0]) :] - want).max())
+    assert gaps[0] < EXACT
+    assert gaps[1] > WRONG
+
+
+@pytest.mark.parametrize(("point", "resume"), [(12, 12), (16, 12), (24, 24), (28, 24)])
+def test_a_chunk_that_starts_on_the_grid_needs_no_replay(point, resume):
+    """Where a chunk starts nothing is required, so nothing can be lost."""
+    model = chunked()
+    prompt = [p * 7 % 10 for p in range(point + 1)]
+    session = lose_windows(model, prompt)
+    plan = session.match(prompt)
+    assert (plan.verdict, plan.length) == (Verdict.RESUMABLE, resume)
+    lease = session.acquire(plan)
+    assert session.state(lease).positions[0] == ()
+    reads = session.feed(lease, prompt[resume:])
+    want = toy.cold_softmax(model, prompt).reads[:, resume:]
+    assert np.abs(reads - want).max() < EXACT
+
+
+@pytest.mark.parametrize("build", [toy.stacked, woven])
+def test_what_a_replay_rebuilt_below_p_is_not_stored(build):
+    """Only blocks from p on are stored; at p the windows are still missing."""
+    model, point = build(), 20
+    prompt = [p * 7 % 10 for p in range(LENGTH)]
+    session = lose_windows(model, prompt[: point + 1])
+    lease = session.admit(prompt[: point + 1])
+    assert lease.plan.start < point == lease.plan.length
+    session.feed(lease, prompt[lease.plan.start : point])
+    session.publish(lease)
+    assert windows_stored(session) == set()
+
+    for at in range(point, LENGTH, 4):
+        session.feed(lease, prompt[at : at + 4])
+        session.publish(lease)
+    session.release(lease)
+    assert windows_stored(session) == {20, 24, 28}
+    plan = session.match(prompt[: point + 1])
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+
+    # What was stored from p on is exact: resume behind it.
+    assert session.match(prompt).length == 28
+    lease = session.admit(prompt)
+    assert lease.plan.verdict == Verdict.RESUMABLE
+    want = toy.cold_softmax(model, prompt[:28])
+    assert toy.state_gap(session.state(lease), want) < EXACT
+
+
+def windows_stored(session):
+    """First positions of all stored blocks of windows and chunks."""
+    found = set()
+    for pool, table in zip(
+        session.model.plan.spec.pools, session.cache.tables, strict=True
+    ):
+        if pool.form == Form.SWA_WINDOW:
+            found |= set(np.asarray(table.first)[np.asarray(table.kept)].tolist())
+    return found
+
+
+@settings(max_examples=25)
+@given(data=st.data(), point=st.sampled_from([12, 16, 20, 24, 28]))
+def test_one_lost_block_of_one_form_is_enough(data, point):
+    """Any one window block that p requires: replay all windows, and be exact."""
+    model = toy.stacked()
+    prompt = data.draw(PROMPTS)[: point + 1]
+    session = toy.Session(model)
+    session.store(prompt, [4], each=True)
+    layer = data.draw(st.sampled_from([0, 3]))
+    session.lose(layer, point // 4 - 1, prompt)
+    plan = session.match(prompt)
+    # Either the replay, or the point before if that runs fewer tokens: never p itself.
+    assert (plan.verdict, plan.length, plan.start) == toy.expected_plan(
+        model,
+        point + 1,
+        point,
+        [
+            b - {point // 4 - 1} if n == layer or (layer == 0 and n == 1) else b
+            for n, b in enumerate(toy.all_blocks(model, point))
+        ],
+    )
+    lease = session.acquire(plan)
+    session.feed(lease, prompt[plan.start :])
+    want = toy.cold_softmax(model, prompt)
+    assert toy.state_gap(session.state(lease), want) < EXACT

@@ -1,0 +1,84 @@
+"""K01, K25: a resumed sequence holds the state of a cold run.
+
+For every legal resume point of a model with real attention: with the same chunk
+boundaries the state and the outputs are those of a cold run bit for bit, and within
+1e-5 of a dense pass in NumPy whatever the chunks.
+"""
+
+import numpy as np
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridcache_jax import Form, Verdict
+
+LENGTH = 32
+POINTS = [4, 8, 12, 16, 20, 24, 28]
+PROMPTS = st.lists(st.integers(0, 9), min_size=LENGTH, max_size=LENGTH)
+SIZES = st.lists(st.integers(1, 8), min_size=1, max_size=4)
+
+
+@settings(max_examples=30)
+@given(
+    point=st.sampled_from(POINTS),
+    prompt=PROMPTS,
+    tail=PROMPTS,
+    sizes=SIZES,
+    extra=st.integers(1, LENGTH),
+)
+def test_resumed_equals_cold(point, prompt, tail, sizes, extra):
+    model = toy.stacked()
+    session = toy.Session(model)
+    session.store(prompt, [4], each=True)
+
+    # The prompt turns off at the point, so that nothing deeper can be resumed.
+    tail[0] = (prompt[point % LENGTH] + 1) % 10
+    asked = [*prompt[:point], *tail][: min(point + extra, LENGTH)]
+    lease = session.admit(asked)
+    assert (lease.plan.verdict, lease.plan.length) == (Verdict.RESUMABLE, point)
+    resumed = session.feed(lease, asked[point:], sizes)
+
+    cold = toy.Session(model)
+    other = cold.admit(asked)
+    assert other.plan.verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    cold.feed(other, asked[:point], [4])
+    np.testing.assert_array_equal(cold.feed(other, asked[point:], sizes), resumed)
+    toy.assert_same_state(session.state(lease), cold.state(other))
+
+    want = toy.cold_softmax(model, asked)
+    assert toy.state_gap(session.state(lease), want) < 1e-5
+    assert np.abs(resumed - want.reads[:, point:]).max() < 1e-5
+
+
+@settings(max_examples=25)
+@given(prompt=PROMPTS, first=SIZES, second=SIZES, size=st.integers(5, LENGTH))
+def test_any_chunks_are_within_the_tolerance(prompt, first, second, size):
+    """Stored in one split, resumed in another: within 1e-5 of the dense pass."""
+    model = toy.stacked()
+    session = toy.Session(model)
+    session.store(prompt[:size], first, each=True)
+    lease = session.admit(prompt)
+    reads = session.feed(lease, prompt[lease.plan.start :], second)
+    want = toy.cold_softmax(model, prompt)
+    assert session.length(lease) == LENGTH
+    assert toy.state_gap(session.state(lease), want) < 1e-5
+    exact = lease.plan.length - lease.plan.start
+    assert np.abs(reads[:, exact:] - want.reads[:, lease.plan.length :]).max() < 1e-5
+
+
+@settings(max_examples=12)
+@given(prompt=PROMPTS, turns=st.lists(st.integers(1, 9), min_size=2, max_size=5))
+def test_many_turns_do_not_drift(prompt, turns):
+    """Release and come back after every turn, windows lost now and then."""
+    model = toy.stacked()
+    session = toy.Session(model)
+    done = 0
+    for turn, size in enumerate(turns):
+        done = min(done + size, LENGTH)
+        lease = session.admit(prompt[:done])
+        session.feed(lease, prompt[lease.plan.start : done], [5])
+        want = toy.cold_softmax(model, prompt[:done])
+        assert toy.state_gap(session.state(lease), want) < 1e-5
+        session.release(lease)
+        if turn % 2:
+            session.evict(Form.SWA_WINDOW)
