@@ -13,9 +13,12 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.prefix_index import PrefixIndex, no_claims
 from hybridcache_jax.resume import CostModel, Holdings, Solution, solve
 from hybridcache_jax.resume_plan import Alternative, FormReport, ResumePlan
-from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.state import HybridCache, StateTable
-from hybridcache_jax.validate import facts
+from hybridcache_jax.validate import facts, readable
+
+# Points that are tried before all of them.
+_NEAR = 256
 
 
 def make_plan(
@@ -42,23 +45,16 @@ def make_plan(
     if not identity.complete:
         claims = no_claims(spec)
     reasons = [
-        facts(
-            table,
-            claims.blocks[number],
-            claims.epochs[number],
-            form=pool.form,
-            version=np.int32(version),
-            first=np.arange(len(claims.blocks[number]), dtype=np.int32)
-            * np.int32(pool.block_tokens),
+        _claim_reasons(pool, table, ids, seen, version)
+        for pool, table, ids, seen in zip(
+            spec.pools, tables, claims.blocks, claims.epochs, strict=True
         )
-        for number, (pool, table) in enumerate(zip(spec.pools, tables, strict=True))
     ]
     points = np.arange(0, claims.length + 1, spec.grid, dtype=np.int32)
-    solution = solve(
-        spec, points, np.int32(len(tokens)), _holdings(spec, reasons), cost=cost
-    )
-    claimed = int(points[points <= max(len(tokens) - 1, 0)][-1])
-    reports = _reports(spec, solution, reasons, claimed, claimed // spec.grid)
+    points = points[points <= max(len(tokens) - 1, 0)]
+    points, solution = _solve(spec, points, len(tokens), _holdings(spec, reasons), cost)
+    claimed = int(points[-1])
+    reports = _reports(spec, solution, reasons, claimed)
     reason, changed = _reason(index, tokens, identity, spec.grid, claimed, reports)
     return ResumePlan(
         verdict=Verdict(int(solution.verdict)),
@@ -110,6 +106,39 @@ def snapshot(cache: HybridCache) -> tuple[StateTable, ...]:
     return jax.tree.map(np.asarray, cache.tables)
 
 
+def _claim_reasons(
+    pool: PoolSpec, table: StateTable, ids: np.ndarray, epochs: np.ndarray, version: int
+) -> np.ndarray:
+    """``[N]`` int32 reasons of one pool's claims, all OK in the common case."""
+    claim = {
+        "form": pool.form,
+        "version": np.int32(version),
+        "first": np.arange(len(ids), dtype=np.int32) * np.int32(pool.block_tokens),
+    }
+    if np.all(readable(table, ids, epochs, **claim)):
+        return np.zeros(len(ids), np.int32)
+    return facts(table, ids, epochs, **claim)
+
+
+def _solve(
+    spec: CacheSpec,
+    points: np.ndarray,
+    num_tokens: int,
+    holdings: Holdings,
+    cost: CostModel,
+) -> tuple[np.ndarray, Solution]:
+    """Solves the deepest points first: if the very deepest is ready, nothing is better.
+
+    Returns:
+      The points that were solved, and the solution.
+    """
+    deepest = points[-_NEAR:]
+    solution = solve(spec, deepest, np.int32(num_tokens), holdings, cost=cost)
+    if solution.device_point == deepest[-1] or len(deepest) == len(points):
+        return deepest, solution
+    return points, solve(spec, points, np.int32(num_tokens), holdings, cost=cost)
+
+
 def _holdings(spec: CacheSpec, reasons: list[np.ndarray]) -> Holdings:
     sizes = [np.int32(pool.block_tokens) for pool in spec.pools]
     device = tuple(
@@ -131,14 +160,13 @@ def _reports(
     solution: Solution,
     reasons: list[np.ndarray],
     point: int,
-    candidate: int,
 ) -> tuple[FormReport, ...]:
-    """Per pool, what resuming at ``point`` (``candidate`` of the points) lacks."""
+    """Per pool, what resuming at ``point``, the last that was solved, lacks."""
     reports = []
     for number, pool in enumerate(spec.pools):
         lo, hi = (int(x) for x in required(pool.form, pool.geometry, point))
         reason, position = Reason.OK, -1
-        if not solution.per_pool[number, candidate]:
+        if not solution.per_pool[number, -1]:
             start = lo // pool.block_tokens
             stop = -(-hi // pool.block_tokens)
             bad = reasons[number][start:stop] != Reason.OK

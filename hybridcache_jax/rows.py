@@ -12,10 +12,10 @@ import jax.numpy as jnp
 
 from hybridcache_jax import lifecycle
 from hybridcache_jax._typing import AnyArray, Array
-from hybridcache_jax.codes import Reason, Status
+from hybridcache_jax.codes import Status
 from hybridcache_jax.forms import required
 from hybridcache_jax.state import HybridCache, RowTable, StateTable
-from hybridcache_jax.validate import facts
+from hybridcache_jax.validate import readable
 
 
 @jax.tree_util.register_dataclass
@@ -122,7 +122,7 @@ def check(cache: HybridCache, rows: AnyArray, tickets: AnyArray) -> jax.Array:
         number = block_numbers(reach, size, view.blocks[index].shape[1])
         needed = (number >= 0) & (number * size < hi[:, None])
         needed = needed & ((number + 1) * size > lo[:, None]) & (lo < hi)[:, None]
-        reason = facts(
+        held = readable(
             cache.tables[index],
             view.blocks[index],
             view.epochs[index],
@@ -131,7 +131,7 @@ def check(cache: HybridCache, rows: AnyArray, tickets: AnyArray) -> jax.Array:
             first=number * size,
             writable=True,
         )
-        good = good & jnp.all(~needed | (reason == Reason.OK), axis=1)
+        good = good & jnp.all(~needed | held, axis=1)
     return jnp.where(good, int(Status.OK), int(Status.STALE))
 
 

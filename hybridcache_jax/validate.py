@@ -88,31 +88,57 @@ def facts(
         that writes it.
 
     Returns:
-      ``[...]`` int32 ``Reason``; ``OK`` or ``IN_OUTER_TIER`` for a good claim.
+      ``[...]`` int32 ``Reason``, the first that applies in the order of
+      :func:`_conditions`; ``OK`` or ``IN_OUTER_TIER`` for a good claim.
     """
+    xp = ids.__array_namespace__()
+    reason = xp.zeros(ids.shape, xp.int32)
+    tests = _conditions(table, ids, epochs, form, version, first, writable)
+    for code, holds in reversed(tests):
+        reason = xp.where(holds, reason, xp.int32(code))
+    return reason
+
+
+def readable(
+    table: "StateTable",
+    ids: Array,
+    epochs: Array,
+    *,
+    form: Form,
+    version: Array,
+    first: Array,
+    writable: bool = False,
+) -> Array:
+    """``facts(...) == Reason.OK``, without finding out why not.
+
+    Args and returns: as :func:`facts`, but ``[...]`` bool.
+    """
+    good = True
+    for _, holds in _conditions(table, ids, epochs, form, version, first, writable):
+        good = holds & good
+    return good
+
+
+def _conditions(table, ids, epochs, form, version, first, writable):
+    """What a claim must meet, each with the reason that names its failure."""
     xp = ids.__array_namespace__()
 
     def look(column):
         return xp.take(column, ids, mode="clip")
 
     stage, label = look(table.stage), look(table.form)
+    outer = label == Form.ON_DISK_PREFIX
     done = stage == Stage.SEALED
     if writable:
         done = done | (stage == Stage.WRITING)
-    outer = (label == Form.ON_DISK_PREFIX) & ~xp.asarray(
-        RULES[Form.ON_DISK_PREFIX].resident
+    return (
+        (Reason.NOT_RETAINED, (ids >= 0) & (ids < table.stage.shape[0])),
+        (Reason.EVICTED, look(table.epoch) == epochs),
+        (Reason.VERSION_CHANGED, look(table.version) == version),
+        (Reason.WRONG_FORM, ((label == form) | outer) & (look(table.first) == first)),
+        (Reason.IN_OUTER_TIER, ~outer | (stage == Stage.QUARANTINED)),
+        (Reason.NOT_SEALED, done),
     )
-    reason = xp.where(done, int(Reason.OK), int(Reason.NOT_SEALED))
-    loadable = outer & (stage != Stage.QUARANTINED)
-    reason = xp.where(loadable, int(Reason.IN_OUTER_TIER), reason)
-    fits = ((label == form) | outer) & (look(table.first) == first)
-    reason = xp.where(fits, reason, int(Reason.WRONG_FORM))
-    same = look(table.version) == version
-    reason = xp.where(same, reason, int(Reason.VERSION_CHANGED))
-    current = look(table.epoch) == epochs
-    reason = xp.where(current, reason, int(Reason.EVICTED))
-    known = (ids >= 0) & (ids < table.stage.shape[0])
-    return xp.where(known, reason, int(Reason.NOT_RETAINED))
 
 
 def satisfied(pool: PoolSpec, points: Array, covered: Array) -> Array:
