@@ -87,6 +87,11 @@ class CacheSpec:
     groups: tuple[GroupSpec, ...]
     pools: tuple[PoolSpec, ...]
 
+    def __hash__(self) -> int:
+        # Every call of a jitted function hashes its static fields; equality looks at
+        # all of the spec, so a part of it is enough here.
+        return hash(tuple((pool.layers, pool.block_tokens) for pool in self.pools))
+
     @classmethod
     def from_layers(
         cls,
