@@ -101,8 +101,8 @@ def check(cache: HybridCache, rows: AnyArray, tickets: AnyArray) -> jax.Array:
     """Whether leases still hold, by the facts of this moment.
 
     The one check behind acquiring a lease and behind every compiled step: the row is
-    live, the ticket is its own, and every block that resuming at the row's length
-    requires is assigned and still is what the row's reference says.
+    live, the ticket is its own, every block that resuming at the row's length requires
+    is assigned, and every assigned block still is what the row's reference says.
 
     Args:
       cache: the cache of this moment.
@@ -122,6 +122,8 @@ def check(cache: HybridCache, rows: AnyArray, tickets: AnyArray) -> jax.Array:
         number = block_numbers(reach, size, view.blocks[index].shape[1])
         needed = (number >= 0) & (number * size < hi[:, None])
         needed = needed & ((number + 1) * size > lo[:, None]) & (lo < hi)[:, None]
+        # What is referred to may be written next even where nothing of it is read.
+        needed = needed | (view.blocks[index] < cache.plan.blocks[index])
         held = readable(
             cache.tables[index],
             view.blocks[index],

@@ -47,8 +47,9 @@ def window_attention(
     span = -(-(reach + positions.shape[1]) // block_tokens) + 1
     # A ring shorter than the span holds the whole sequence: no column repeats.
     span = min(span, blocks.shape[1])
-    lowest = first_visible(positions[:, 0]) // block_tokens
-    number = lowest[:, None] + jnp.arange(span, dtype=jnp.int32)
+    # What lies behind the first query's window is dead, even in a block still held.
+    since = jnp.maximum(since, first_visible(positions[:, 0]))
+    number = since[:, None] // block_tokens + jnp.arange(span, dtype=jnp.int32)
     ids = jnp.take_along_axis(blocks, number % blocks.shape[1], axis=1)
     keys, values = load(ids)
     where = number[:, :, None] * block_tokens + jnp.arange(block_tokens)
