@@ -155,6 +155,9 @@ def test_what_a_replay_rebuilt_below_p_is_not_stored(build):
     for at in range(point, LENGTH, 4):
         session.feed(lease, prompt[at : at + 4])
         session.publish(lease)
+        # The rebuilt blocks are sealed and still there, and yet nobody may have them.
+        plan = session.match(prompt[: point + 1])
+        assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
     session.release(lease)
     assert windows_stored(session) == {20, 24, 28}
     plan = session.match(prompt[: point + 1])
