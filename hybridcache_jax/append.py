@@ -234,11 +234,11 @@ def _reserve(
         ahead = number * size < (view.length + inputs.counts)[:, None]
         want = ahead & (held == cache.plan.blocks[index])
         want = want & (status == Status.OK)[:, None]
-        fits = jnp.cumsum(jnp.sum(want, axis=1)) <= cache.tables[index].num_free
-        no_room = (status == Status.OK) & ~fits
-        status = jnp.where(no_room, int(Status.NO_ROOM), status)
         wants.append(want)
         numbers.append(number)
+    granted = _grant(wants, [table.num_free for table in cache.tables])
+    no_room = (status == Status.OK) & ~granted
+    status = jnp.where(no_room, int(Status.NO_ROOM), status)
     tables, blocks, epochs = [], [], []
     for index, pool in enumerate(cache.plan.spec.pools):
         want, number = wants[index] & (status == Status.OK)[:, None], numbers[index]
@@ -259,6 +259,29 @@ def _reserve(
         epochs.append(_put(cache.rows.epochs[index], where, epoch.reshape(want.shape)))
     rows = dataclasses.replace(cache.rows, blocks=tuple(blocks), epochs=tuple(epochs))
     return dataclasses.replace(cache, tables=tuple(tables), rows=rows), status
+
+
+def _grant(wants: list[jax.Array], free: list[jax.Array]) -> jax.Array:
+    """Which rows get all they want, in the batch's order.
+
+    A row that is refused takes nothing from those behind it.
+
+    Args:
+      wants: per pool, ``[B, K]`` bool, blocks wanted by each row.
+      free: per pool, ``[]`` int32.
+
+    Returns:
+      ``[B]`` bool.
+    """
+
+    def serve(left, need):
+        fits = jnp.all(need <= left)
+        return left - jnp.where(fits, need, 0), fits
+
+    needs = jnp.stack(
+        [jnp.sum(want, axis=1, dtype=jnp.int32) for want in wants], axis=1
+    )
+    return jax.lax.scan(serve, jnp.stack(free), needs)[1]
 
 
 def _slots(

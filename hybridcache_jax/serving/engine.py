@@ -15,7 +15,7 @@ import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
-from hybridcache_jax.errors import HybridCacheError, LeaseError
+from hybridcache_jax.errors import HybridCacheError
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease, batch_inputs
@@ -27,7 +27,6 @@ from hybridcache_jax.serving.step import CompiledStep
 from hybridcache_jax.state import init
 
 OnProgress = Callable[[Progress], None]
-_STALE_RETRIES = 3
 
 
 @dataclasses.dataclass
@@ -252,21 +251,14 @@ class Engine:
         )
 
     def _acquire(self, request: Request) -> Lease:
-        """Matches and acquires; once more if a block changed hands in between."""
+        """Matches and acquires; nothing comes in between, so the plan still holds."""
         identity = self.identity.within(request.namespace)
-        for attempt in range(_STALE_RETRIES):
-            if request.reuse:
-                plan = self.prefixes.match(self.cache, request.tokens, identity)
-            else:
-                plan = self.prefixes.cold_plan(request.tokens, identity)
-            try:
-                self.cache, lease = self.prefixes.acquire(self.cache, plan)
-            except LeaseError:
-                if attempt == _STALE_RETRIES - 1:
-                    raise
-            else:
-                return lease
-        raise AssertionError("unreachable")
+        if request.reuse:
+            plan = self.prefixes.match(self.cache, request.tokens, identity)
+        else:
+            plan = self.prefixes.cold_plan(request.tokens, identity)
+        self.cache, lease = self.prefixes.acquire(self.cache, plan)
+        return lease
 
     def _advance(self, ready: list[_Sequence], report: OnProgress) -> None:
         """One compiled step over rows that are all in prefill or all decoding."""

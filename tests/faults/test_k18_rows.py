@@ -170,3 +170,21 @@ def test_reused_rows_and_blocks_start_clean(first, second, publish, sizes):
     want = toy.cold(model, second).reads[:, lease.plan.length :]
     toy.assert_same_reads(reads[:, exact:], want)
     session.check(lease, second)
+
+
+def test_a_refused_row_takes_nothing_from_the_next():
+    """One free block: the row that wants two is refused, in whichever place."""
+    model = toy.model((toy.Kind("full"),), max_length=24, rows=3, stored=0)
+    assert model.plan.blocks == (8,)
+    outcomes = []
+    for order in ((0, 1), (1, 0)):
+        session = toy.Session(model)
+        leases = [session.admit([]) for _ in range(3)]
+        for lease, length in zip(leases, (12, 8, 8), strict=True):
+            session.feed(lease, [1] * length)
+        parts = [(leases[0], [2] * 8), (leases[1], [3] * 4)]
+        statuses, _ = session.run(*(parts[number] for number in order))
+        outcomes.append(
+            {n: Status(int(s)) for n, s in zip(order, statuses, strict=True)}
+        )
+    assert outcomes[0] == outcomes[1] == {0: Status.NO_ROOM, 1: Status.OK}

@@ -11,7 +11,7 @@ from small_model import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
 import hybridcache_jax as hc
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.request import Request
-from hybridcache_jax.serving.sampling import SamplingParams
+from hybridcache_jax.serving.sampling import SamplingParams, sampling_inputs
 from hybridcache_jax.testing.audit import violations
 
 RNG = np.random.default_rng(1)
@@ -254,3 +254,33 @@ def test_progress_tells_every_token(make_engine):
     assert kinds == ["admitted", "prefill", "prefill", *["token"] * 3, "finished"]
     assert tuple(p.token for p in seen if p.kind == "token") == result.tokens
     assert 0 < result.seconds_to_first_token <= result.seconds
+
+
+def test_what_a_replay_warmed_up_is_never_offered(make_engine):
+    """A live replay row publishes only what lies past its resume point.
+
+    Its window blocks below the point are exact only near the point; were they
+    claimed, another request would resume on warm-up rows while the row lives.
+    """
+    engine, tokens = make_engine(), prompt(60, 20, 4)
+    engine.run([Request(tokens[:60], max_new_tokens=1)])
+    prefixes = engine.prefixes
+    cache = prefixes.evict(engine.cache, hc.Form.SWA_WINDOW)
+    plan = prefixes.match(cache, tokens[:61], IDENTITY)
+    assert plan.verdict == hc.Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert (plan.length, plan.start) == (60, 42)
+    cache, lease = prefixes.acquire(cache, plan)
+    for start in range(plan.start, 74, 16):
+        inputs = hc.batch_inputs(
+            [(lease, tokens[start : start + 16])], batch=1, width=16
+        )
+        cache, _ = engine.compiled_step(cache, inputs, sampling_inputs([], 1))
+        cache = prefixes.publish(cache, lease)
+    assert cache.rows.length[lease.row] == 74
+    # Windows of 10 reach back to 60, the resume point, from 69 on: 72 is the first
+    # grid point whose window the row itself wrote past the point.
+    for length in range(49, 76):
+        found = prefixes.match(cache, tokens[:length], IDENTITY)
+        if found.verdict == hc.Verdict.RESUMABLE:
+            assert found.length >= 72
+    assert found.length == 72
