@@ -115,6 +115,7 @@ def gemma_270m():
     return load_model(path, weights_digest=GEMMA3_270M_SHA256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_gemma3_270m(gemma_270m, prompt):
     """All greedy steps at once: prompt and continuation in one forward pass."""
