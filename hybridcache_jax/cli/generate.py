@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         sampling=sampling,
         stop_tokens=tuple(tokenizer.eos_ids),
     )
+    engine.check(request)
     warm_up(engine, notes)
     shown: list[int] = []
 

@@ -152,10 +152,9 @@ class Engine:
           Its number, under which :meth:`run` returns the result.
 
         Raises:
-          ValueError: for an empty prompt, ids outside the vocabulary, or a request
-            that can never fit the plan.
+          ValueError: as :meth:`check`.
         """
-        self._check(request)
+        self.check(request)
         number, self._submitted = self._submitted, self._submitted + 1
         self._waiting.append((number, request))
         return number
@@ -173,11 +172,11 @@ class Engine:
           Results in the order of the requests.
 
         Raises:
-          ValueError: as :meth:`submit`.
+          ValueError: as :meth:`check`.
         """
         requests = list(requests)
         for request in requests:
-            self._check(request)
+            self.check(request)
         numbers = [self.submit(request) for request in requests]
         while self._waiting or self._running:
             self.step(on_progress)
@@ -194,7 +193,13 @@ class Engine:
         # Rows beyond the largest batch take turns.
         self._running.sort(key=lambda seq: seq.position - seq.prompt_length)
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Refuses a request that can never be served.
+
+        Raises:
+          ValueError: for an empty prompt, ids outside the vocabulary, no token asked
+            for, or more positions than the plan allows.
+        """
         tokens = np.asarray(request.tokens)
         if tokens.size == 0:
             raise ValueError("The prompt is empty; give at least one token.")

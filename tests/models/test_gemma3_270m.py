@@ -85,14 +85,11 @@ def decode(engine, want, plan):
     engine.cache = engine.prefixes.release(cache, lease)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    "number",
-    [
-        0,
-        1,
-        pytest.param(2, marks=pytest.mark.slow),
-        pytest.param(3, marks=pytest.mark.slow),
-    ],
+    "number", [1, *(pytest.param(number, marks=SLOW) for number in (0, 2, 3))]
 )
 def test_cold_and_resumed_give_the_reference(engine, expected, number):
     want = golden(expected, number)

@@ -25,27 +25,23 @@ def admit(prefixes, cache, tokens):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cache_is_written_in_place(dtype):
-    """Every pool is aliased and the scratch does not grow with them."""
-    sizes = []
-    for stored in (256, 4096):
-        spec = hc.CacheSpec.from_layers(layer_specs(CONFIG, dtype), block_tokens=4)
-        plan = hc.plan_capacity(
-            spec,
-            budget="64MiB",
-            max_sequences=3,
-            max_length=96,
-            max_chunk=BUCKETS.max_chunk,
-            stored_tokens=stored,
-        )
-        inputs = hc.batch_inputs([], batch=1, width=1)
-        step = CompiledStep(random_model(0), VOCABULARY)
-        cache = hc.init(plan)
-        compiled = step.lower(cache, inputs, sampling_inputs([], 1)).compile()
-        assert aliased_bytes(compiled) >= sum(plan.pool_bytes)
-        sizes.append(temporary_bytes(compiled))
-        pools = sum(leaf.nbytes for leaf in jax.tree.leaves(cache.pools))
-        assert pools == sum(plan.pool_bytes)
-    assert sizes[1] <= sizes[0] * 1.1
+    """Every pool is aliased, and the scratch is a small part of any pool."""
+    spec = hc.CacheSpec.from_layers(layer_specs(CONFIG, dtype), block_tokens=4)
+    plan = hc.plan_capacity(
+        spec,
+        budget="64MiB",
+        max_sequences=3,
+        max_length=96,
+        max_chunk=BUCKETS.max_chunk,
+        stored_tokens=100_000,
+    )
+    inputs = hc.batch_inputs([], batch=1, width=1)
+    step = CompiledStep(random_model(0), VOCABULARY)
+    cache = hc.init(plan)
+    compiled = step.lower(cache, inputs, sampling_inputs([], 1)).compile()
+    assert sum(plan.pool_bytes) == sum(x.nbytes for x in jax.tree.leaves(cache.pools))
+    assert aliased_bytes(compiled) >= sum(plan.pool_bytes)
+    assert temporary_bytes(compiled) < min(plan.pool_bytes) / 10
 
 
 def test_a_stale_row_yields_no_values_and_moves_nothing(compiled):
