@@ -18,6 +18,7 @@ from hybridcache_jax.codes import Reason
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
 from hybridcache_jax.serving.request import Progress as Step
+from hybridcache_jax.serving.request import Request
 
 _BUCKETS = Buckets(batch=(1, 2), chunk=(1, 128))
 
@@ -44,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         stored_tokens=2 * max_length,
         buckets=_BUCKETS.within(max_length),
     )
+    for tokens in prompts.values():
+        engine.check(Request(tokens, max_new_tokens=arguments.max_new_tokens))
     _introduce(console, loaded, engine, longest)
     warm_up(engine, console)
     outcomes: list[Outcome] = []
