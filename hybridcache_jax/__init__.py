@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.errors import HybridCacheError as HybridCacheError
     from hybridcache_jax.errors import LeaseError as LeaseError
     from hybridcache_jax.errors import NoRoomError as NoRoomError
+    from hybridcache_jax.errors import StaleCacheError as StaleCacheError
     from hybridcache_jax.forms import Form as Form
     from hybridcache_jax.identity import Identity as Identity
     from hybridcache_jax.layers import Chunk as Chunk
@@ -63,6 +64,7 @@ _HOME = {
     "Reason": "codes",
     "RecurrentState": "layers",
     "ResumePlan": "resume_plan",
+    "StaleCacheError": "errors",
     "Status": "codes",
     "StepInputs": "append",
     "StepView": "view",

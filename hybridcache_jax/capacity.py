@@ -97,8 +97,8 @@ class CapacityPlan:
     def overhead_bytes(self) -> int:
         """Bytes of state tables, row tables and the host's index."""
         pools = len(self.blocks)
-        # Per block eight int32 and the keep mark; per pool `num_free`; the clock.
-        tables = sum(self.blocks) * (8 * _INT32 + 1) + (pools + 1) * _INT32
+        # Per block eight int32 and the keep mark; per pool `num_free`; clock and stamp.
+        tables = sum(self.blocks) * (8 * _INT32 + 1) + (pools + 2) * _INT32
         columns = sum(self.columns(pool) for pool in range(pools))
         # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
         # version and length, the token log, and whether it is live.
@@ -199,11 +199,15 @@ def plan_capacity(
 def minimum_blocks(
     pool: PoolSpec, max_sequences: int, max_length: int, max_chunk: int
 ) -> int:
-    """Fewest blocks with which a pool can serve ``max_sequences`` rows."""
+    """Fewest blocks with which a pool can serve ``max_sequences`` rows.
+
+    Room for a chunk is made while the blocks of the chunk before are still pinned, so
+    a bounded form needs its window and two chunks.
+    """
     whole = -(-max_length // pool.block_tokens)
     if RULES[pool.form].grows:
         return whole + max_sequences - 1
-    return max_sequences * min(whole, _live_blocks(pool, max_chunk))
+    return max_sequences * min(whole, _live_blocks(pool, 2 * max_chunk))
 
 
 def parse_bytes(text: int | str) -> int:
@@ -251,9 +255,9 @@ def _check_layout(plan: CapacityPlan) -> None:
         raise ValueError("The layout cannot be read: " + "; ".join(refusals) + ".")
 
 
-def _live_blocks(pool: PoolSpec, max_chunk: int) -> int:
-    """Blocks of a bounded form that one row touches while a chunk runs."""
-    return -(-(pool.geometry.window.reach + max_chunk) // pool.block_tokens) + 1
+def _live_blocks(pool: PoolSpec, tokens: int) -> int:
+    """Most blocks that a window and ``tokens`` tokens behind it can touch."""
+    return -(-(pool.geometry.window.reach + tokens) // pool.block_tokens) + 1
 
 
 def _index_tokens(plan: CapacityPlan) -> int:

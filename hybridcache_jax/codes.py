@@ -71,8 +71,7 @@ class Reason(enum.IntEnum):
     WRONG_FORM = 32
     NOT_SEALED = 33
     IN_OUTER_TIER = 34
-    NO_CHECKPOINT = 35
-    NOT_RETAINED = 36
+    NOT_RETAINED = 35
     # Layer 4, alignment.
     MISALIGNED = 40
 
@@ -115,7 +114,6 @@ _REASON_TEXT = {
     Reason.WRONG_FORM: "the block holds another form or another position",
     Reason.NOT_SEALED: "the block is not finished",
     Reason.IN_OUTER_TIER: "the block lies in an outer tier and must be loaded",
-    Reason.NO_CHECKPOINT: "no checkpoint was taken at this position",
     Reason.NOT_RETAINED: "no block was kept for these positions",
     Reason.MISALIGNED: "the block's address or length breaks the backend's rules",
 }

@@ -17,5 +17,9 @@ class LeaseError(HybridCacheError):
     """A plan or lease no longer holds: match and acquire again."""
 
 
+class StaleCacheError(HybridCacheError):
+    """A cache value that is not the newest one of its line."""
+
+
 class NoRoomError(HybridCacheError):
     """Every row, or every block that could be freed, is in use."""

@@ -23,6 +23,7 @@ from hybridcache_jax.codes import Status
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.tokens import token_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +70,9 @@ def batch_inputs(
       width: tokens of the bucket.
 
     Raises:
-      ValueError: if the parts do not fit the bucket.
+      ValueError: if the parts do not fit the bucket, or tokens are no integers.
     """
+    parts = [(lease, token_array(ids)) for lease, ids in parts]
     longest = max((len(tokens) for _, tokens in parts), default=0)
     if len(parts) > batch or longest > width:
         raise ValueError(
@@ -87,7 +89,9 @@ def batch_inputs(
     return StepInputs(rows=rows, tickets=tickets, tokens=tokens, counts=counts)
 
 
-def admission(capacity: CapacityPlan, plan: ResumePlan, row: int) -> Admission:
+def admission(
+    capacity: CapacityPlan, plan: ResumePlan, row: int, version: int
+) -> Admission:
     """What a row starts with under a plan.
 
     In a replay, the forms that it rebuilds start empty at ``plan.start``; all others
@@ -97,6 +101,7 @@ def admission(capacity: CapacityPlan, plan: ResumePlan, row: int) -> Admission:
       capacity: sizes.
       plan: verdict and claims.
       row: an idle row.
+      version: id of the plan's identity in the facts.
     """
     since, held, blocks, epochs = [], [], [], []
     for number, pool in enumerate(capacity.spec.pools):
@@ -117,7 +122,7 @@ def admission(capacity: CapacityPlan, plan: ResumePlan, row: int) -> Admission:
         epochs.append(seen)
     return Admission(
         row=np.array(row, np.int32),
-        version=np.array(plan.version, np.int32),
+        version=np.array(version, np.int32),
         start=np.array(plan.start, np.int32),
         since=np.array(since, np.int32),
         held=np.array(held, np.int32),

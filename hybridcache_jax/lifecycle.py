@@ -102,7 +102,7 @@ def evictable(table: StateTable) -> jax.Array:
 
 
 def evict(table: StateTable, count: jax.Array) -> StateTable:
-    """Frees up to ``count`` evictable blocks: ``SEALED -> EVICTING -> FREE``.
+    """Frees up to ``count`` evictable blocks: ``SEALED -> FREE``.
 
     The longest unused go first; among equals those at the highest position, so
     that a chain loses its end before its beginning.

@@ -70,14 +70,11 @@ def make_plan(
         alternatives=_alternatives(solution, len(tokens)),
         changed=changed,
         identity=identity,
-        version=version,
         claims=claims,
     )
 
 
-def make_cold_plan(
-    spec: CacheSpec, num_tokens: int, identity: Identity, version: int
-) -> ResumePlan:
+def make_cold_plan(spec: CacheSpec, num_tokens: int, identity: Identity) -> ResumePlan:
     """A plan that reuses nothing because nobody asked for reuse."""
     return ResumePlan(
         verdict=Verdict.NEEDS_FULL_RECOMPUTE,
@@ -93,7 +90,6 @@ def make_cold_plan(
         alternatives=(),
         changed=(),
         identity=identity,
-        version=version,
         claims=no_claims(spec),
     )
 

@@ -1,14 +1,19 @@
 """PrefixCache: match, acquire, publish, release.
 
 The façade over claims (host) and facts (in the cache).  The cache itself stays a
-value: every method that changes it takes one and returns one; the old value stays
-good to read.  Methods are called between compiled steps, from one thread.
+value: every method that changes it takes one and returns one.  The claims follow one
+line of values only: a claim made on one branch could be true of another by accident,
+since both count their epochs alike.  So every change leaves a stamp that never comes
+again, and a value without the newest stamp is refused.  Methods are called between
+compiled steps, from one thread.
 """
 
 import dataclasses
+import secrets
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax import lease as leaselib
@@ -17,7 +22,7 @@ from hybridcache_jax import rows as rowlib
 from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
-from hybridcache_jax.errors import LeaseError, NoRoomError
+from hybridcache_jax.errors import LeaseError, NoRoomError, StaleCacheError
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease
@@ -27,7 +32,11 @@ from hybridcache_jax.publication import collect
 from hybridcache_jax.resume import CostModel
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache, StateTable
+from hybridcache_jax.tokens import token_array
 from hybridcache_jax.validate import facts
+
+# Version of identities that have never written; blocks count from 1.
+_UNKNOWN = 0
 
 
 class PrefixCache:
@@ -44,6 +53,7 @@ class PrefixCache:
         self.cost = cost
         self._index = PrefixIndex(plan.spec)
         self._versions: dict[Identity, int] = {}
+        self._stamp: int | None = None
         self._essential = tuple(
             number
             for number, pool in enumerate(plan.spec.pools)
@@ -76,8 +86,10 @@ class PrefixCache:
         Raises:
           ValueError: if the tokens are no flat sequence of int32 integers, or more
             than the plan's ``max_length``.
+          StaleCacheError: if the cache is not the newest value of its line.
         """
-        ids = _token_array(tokens)
+        self._require_newest(cache)
+        ids = token_array(tokens)
         if len(ids) > self.plan.max_length:
             raise ValueError(
                 f"The prompt has {len(ids)} tokens, the plan allows "
@@ -89,15 +101,13 @@ class PrefixCache:
             self._index,
             ids,
             identity,
-            self._version(identity),
+            self._versions.get(identity, _UNKNOWN),
             self.cost,
         )
 
     def cold_plan(self, tokens: TokenIds, identity: Identity) -> ResumePlan:
         """A plan that reuses nothing, for runs that must be cold."""
-        return make_cold_plan(
-            self.plan.spec, len(tokens), identity, self._version(identity)
-        )
+        return make_cold_plan(self.plan.spec, len(tokens), identity)
 
     def acquire(
         self, cache: HybridCache, plan: ResumePlan
@@ -115,7 +125,9 @@ class PrefixCache:
           LeaseError: if a block of the plan changed hands since (match again), or if
             the plan waits for I/O.
           NoRoomError: if every row is taken.
+          StaleCacheError: if the cache is not the newest value of its line.
         """
+        self._require_newest(cache)
         if plan.verdict == Verdict.NEEDS_IO:
             raise LeaseError(
                 f"The plan resumes at {plan.length} only once its blocks are loaded; "
@@ -129,13 +141,14 @@ class PrefixCache:
             )
         row = int(idle[0])
         cache, status, ticket = self._admit(
-            cache, leaselib.admission(self.plan, plan, row)
+            cache,
+            leaselib.admission(self.plan, plan, row, self._version(plan.identity)),
         )
         if int(status) != Status.OK:
             raise LeaseError(
                 "A block of this plan changed hands since it was matched; match again."
             )
-        return cache, Lease(row, int(ticket), plan)
+        return self._stamped(cache), Lease(row, int(ticket), plan)
 
     def publish(self, cache: HybridCache, lease: Lease) -> HybridCache:
         """Stores what a row has run so far as a prefix that others may resume.
@@ -149,7 +162,9 @@ class PrefixCache:
 
         Raises:
           LeaseError: if the lease no longer holds; nothing is published.
+          StaleCacheError: if the cache is not the newest value of its line.
         """
+        self._require_newest(cache)
         row, ticket = np.array([lease.row]), np.array([lease.ticket])
         status, view, log = jax.device_get(self._read(cache, row, ticket))
         if status[0] != Status.OK:
@@ -164,7 +179,7 @@ class PrefixCache:
         holds = self._holds(snapshot(cache), identity)
         self._index.insert(identity, offer.tokens, offer.blocks, offer.epochs, holds)
         accepted = self._index.lookup(identity, offer.tokens)
-        return self._keep(cache, *offer.marks(self.plan, accepted))
+        return self._stamped(self._keep(cache, *offer.marks(self.plan, accepted)))
 
     def release(
         self, cache: HybridCache, lease: Lease, *, publish: bool = True
@@ -178,7 +193,9 @@ class PrefixCache:
 
         Raises:
           LeaseError: if the receipt is not the row's own; nothing changes.
+          StaleCacheError: if the cache is not the newest value of its line.
         """
+        self._require_newest(cache)
         if publish:
             cache = self.publish(cache, lease)
         cache, status = self._release(cache, lease.row, lease.ticket)
@@ -187,7 +204,7 @@ class PrefixCache:
                 f"Row {lease.row} is not held by ticket {lease.ticket}; a lease is "
                 "released once, by its own receipt."
             )
-        return cache
+        return self._stamped(cache)
 
     def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
         """Evicts stored blocks until so many are free, as far as that is possible.
@@ -238,6 +255,7 @@ class PrefixCache:
         }
 
     def _evict_counts(self, cache: HybridCache, counts: Sequence[int]) -> HybridCache:
+        self._require_newest(cache)
         tables = tuple(
             self._evict(table, np.int32(count))
             for table, count in zip(cache.tables, counts, strict=True)
@@ -245,14 +263,31 @@ class PrefixCache:
         cache = dataclasses.replace(cache, tables=tables)
         now = snapshot(cache)
         self._index.prune(lambda identity: self._holds(now, identity), self._essential)
-        return cache
+        return self._stamped(cache)
+
+    def _require_newest(self, cache: HybridCache) -> None:
+        stamp = int(cache.stamp)
+        if self._stamp is None:
+            # The first cache seen: nothing is claimed yet.
+            self._stamp = stamp
+        if stamp != self._stamp:
+            raise StaleCacheError(
+                "This cache is not the newest value that this PrefixCache returned, "
+                "nor a step made from it. Go on from the newest value; for a new or "
+                "restored cache make a new PrefixCache."
+            )
+
+    def _stamped(self, cache: HybridCache) -> HybridCache:
+        # Random, so that caches of two PrefixCaches are not taken for each other.
+        self._stamp = secrets.randbelow(2**31 - 1) + 1
+        return dataclasses.replace(cache, stamp=jnp.int32(self._stamp))
 
     def _version(self, identity: Identity) -> int:
         return self._versions.setdefault(identity, len(self._versions) + 1)
 
     def _holds(self, tables: tuple[StateTable, ...], identity: Identity) -> Holds:
         """Which claims of an identity are true by the facts in ``tables``."""
-        version = np.int32(self._version(identity))
+        version = np.int32(self._versions.get(identity, _UNKNOWN))
 
         def holds(number, ids, epochs, first):
             form = self.plan.spec.pools[number].form
@@ -262,20 +297,3 @@ class PrefixCache:
             return (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
 
         return holds
-
-
-def _token_array(tokens: TokenIds) -> np.ndarray:
-    """Token ids as a flat int32 array; an int32 array is not copied."""
-    ids = np.asarray(tokens)
-    if ids.size == 0:
-        return np.zeros(0, np.int32)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(
-            f"Tokens must be a flat sequence of integers, got shape {ids.shape} and "
-            f"dtype {ids.dtype}."
-        )
-    if ids.dtype != np.int32 and (ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
-        raise ValueError(
-            f"Token ids must lie in 0..2**31-1, got {ids.min()}..{ids.max()}."
-        )
-    return np.ascontiguousarray(ids, np.int32)

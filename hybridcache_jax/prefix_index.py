@@ -154,6 +154,9 @@ class PrefixIndex:
     ) -> int:
         """Drops what can never be resumed: everything behind the first hole.
 
+        Where a replay can rebuild every form there are no holes; then what is dropped
+        are ends of which nothing is held any more.
+
         Args:
           holds_for: gives, for an identity, what :meth:`insert` calls ``holds``.
           essential: pools that a replay cannot rebuild.
@@ -185,6 +188,16 @@ class PrefixIndex:
                 children[key] = self._slice(node, 0, length)
             else:
                 self._prune_below(node.children, at + length, holds, essential)
+                if not (essential or node.children or self._any_holds(node, at, holds)):
+                    del children[key]
+
+    def _any_holds(self, node: _Node, at: int, holds: Holds) -> bool:
+        """Whether anything that a node claims is still true."""
+        for pool, size in enumerate(self._sizes):
+            first = at + np.arange(len(node.blocks[pool]), dtype=np.int32) * size
+            if holds(pool, node.blocks[pool], node.epochs[pool], first).any():
+                return True
+        return False
 
     def _split(self, children, key, node: _Node, length: int) -> _Node:
         """Cuts a node in two on the grid; returns the upper part."""

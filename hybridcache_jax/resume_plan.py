@@ -74,7 +74,6 @@ class ResumePlan:
       alternatives: the proved ways that were weighed, the chosen one first.
       changed: identity fields in which another producer of these tokens differs.
       identity: who asks.
-      version: id of the identity in the facts.
       claims: the blocks the plan relies on.
     """
 
@@ -91,7 +90,6 @@ class ResumePlan:
     alternatives: tuple[Alternative, ...]
     changed: tuple[str, ...]
     identity: Identity
-    version: int
     claims: Claims
 
     @property

@@ -67,6 +67,7 @@ class HybridCache:
     tables: tuple[StateTable, ...]  # G times
     rows: RowTable
     clock: jax.Array  # [] int32, logical time, one tick per transition
+    stamp: jax.Array  # [] int32, which change by a PrefixCache this value comes from
 
 
 def init(plan: CapacityPlan) -> HybridCache:
@@ -109,6 +110,7 @@ def init(plan: CapacityPlan) -> HybridCache:
             epochs=tuple(_zeros((rows, plan.columns(pool))) for pool in range(groups)),
         ),
         clock=jnp.zeros((), jnp.int32),
+        stamp=jnp.zeros((), jnp.int32),
     )
 
 

@@ -127,7 +127,9 @@ def _conditions(table, ids, epochs, form, version, first, writable):
         return xp.take(column, ids, mode="clip")
 
     stage, label = look(table.stage), look(table.form)
-    outer = label == Form.ON_DISK_PREFIX
+    outer = xp.zeros(label.shape, bool)
+    for away in (form for form, rule in RULES.items() if not rule.resident):
+        outer = outer | (label == away)
     done = stage == Stage.SEALED
     if writable:
         done = done | (stage == Stage.WRITING)

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         return command.run(arguments)
-    except (HybridCacheError, ValueError, OSError) as error:
+    except (HybridCacheError, ValueError, OSError, OverflowError) as error:
         print(f"hybridcache: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 import numpy as np
 from rich.console import Console
@@ -19,7 +20,9 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = arguments.prompt
     if prompt is None:
         prompt = read_text(arguments.prompt_file)
-    console, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True)
+    if not prompt.strip():
+        raise ValueError("The prompt is empty; give --prompt some text.")
+    notes = Console(stderr=True)
     loaded = load(arguments.model, notes)
     tokenizer = tokenizer_of(loaded)
     tokens = np.array(tokenizer.encode(prompt), np.int32)
@@ -37,17 +40,24 @@ def run(arguments: argparse.Namespace) -> int:
         max_new_tokens=arguments.max_new_tokens,
         sampling=sampling,
         stop_tokens=tuple(tokenizer.eos_ids),
+        reuse=False,
     )
     engine.check(request)
     warm_up(engine, notes)
-    shown: list[int] = []
+    tokens_seen: list[int] = []
+    shown = ""
 
     def stream(progress: Progress) -> None:
+        nonlocal shown
         if progress.kind != "token" or arguments.json:
             return
-        before = tokenizer.decode(shown)
-        shown.append(progress.token)
-        console.print(tokenizer.decode(shown)[len(before) :], end="", markup=False)
+        tokens_seen.append(progress.token)
+        text = tokenizer.decode(tokens_seen)
+        # A character may span tokens: wait until it is whole.
+        if text.startswith(shown) and not text.endswith("\ufffd"):
+            sys.stdout.write(text[len(shown) :])
+            sys.stdout.flush()
+            shown = text
 
     result = engine.run([request], stream)[0]
     text = tokenizer.decode(result.tokens)
@@ -66,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         )
     else:
-        console.print()
+        print(text[len(shown) :] if text.startswith(shown) else "")
         notes.print(
             f"{len(tokens)} prompt tokens, first token after "
             f"{result.seconds_to_first_token:.2f} s; {len(result.tokens)} tokens in "

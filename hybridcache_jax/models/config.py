@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from hybridcache_jax.models.published_config import (
 from hybridcache_jax.models.published_config import FULL as FULL
 from hybridcache_jax.models.published_config import SLIDING as SLIDING
 from hybridcache_jax.models.published_config import Rope as Rope
+
+_INT32_MAX = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Gemma3Config:
     eos_token_ids: tuple[int, ...] = (1,)
 
     def __post_init__(self):
+        _check_numbers(self)
         for name in (
             "vocab_size",
             "hidden_size",
@@ -178,3 +182,17 @@ def _build(cls, source: str, fields: Callable[[], dict[str, Any]]) -> Gemma3Conf
             f"The {source} does not describe a Gemma 3 text model that is supported: "
             f"{error} Check that it belongs to a Gemma 3 model, or fetch it anew."
         ) from error
+
+
+def _check_numbers(config: Gemma3Config) -> None:
+    """Refuses counts that are no int32 integers, and numbers that are not finite."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.type is int or (field.name == "bos_token_id" and value is not None):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or abs(value) > _INT32_MAX:
+                raise ValueError(f"{field.name} must be an integer, got {value!r}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{field.name} must be finite, got {value}.")
+    if config.rms_norm_eps <= 0:
+        raise ValueError(f"rms_norm_eps must be > 0, got {config.rms_norm_eps}.")

@@ -457,3 +457,23 @@ def test_lookup_changes_nothing():
         assert index.lookup(B, ints(prompt)).length == 0
     assert index.stored_tokens == 4
     assert index.identities() == (A,)
+
+
+def test_without_essential_pools_lost_ends_are_dropped():
+    """Windows alone: an end goes when nothing of it is held, a middle stays."""
+    spec = CacheSpec.from_layers([LayerSpec(local=Window(3, ROW))], block_tokens=2)
+    index, alive = PrefixIndex(spec), set()
+
+    def holds(pool, ids, epochs, first):
+        return np.isin(ids, list(alive))
+
+    for number in range(5):
+        ids = [10 * number + place for place in range(3)]
+        alive.update(ids)
+        tokens = [number + 1] * 6
+        index.insert(A, ints(tokens), [ints(ids)], [ints([1, 1, 1])], holds)
+    assert index.stored_tokens == 30
+    alive.difference_update(range(30))
+    alive.add(11)
+    assert index.prune(lambda identity: holds, ()) == 12
+    assert index.stored_tokens == 18

@@ -500,8 +500,8 @@ def test_minimum_blocks_serve_every_row():
     made = plan(stored_tokens=0)
     # Growing: one sequence of 64 tokens, one block for each other row.
     assert made.blocks[1] == 64 // 4 + 2
-    # Windows: rows of 5 + 8 tokens touch at most 5 blocks of 4.
-    assert made.blocks[0] == 3 * 5
+    # Windows: 5 + 2 * 8 tokens of a row touch at most 7 blocks of 4.
+    assert made.blocks[0] == 3 * 7
     assert made.columns(1) == 16
     assert made.columns(0) == 6
     short = plan(stored_tokens=0, max_length=5)
@@ -620,8 +620,8 @@ def test_forms_without_storage_are_refused(layers, form):
         ({"max_chunk": 0}, "max_chunk must be >= 1"),
         ({"max_chunk": 65}, "max_chunk 65 exceeds max_length 64"),
         ({"blocks": (40,)}, "one number per pool"),
-        ({"blocks": (14, 40)}, r"swa_window\.0 needs at least 15 blocks"),
-        ({"blocks": (15, 17)}, r"full_kv\.1 needs at least 18 blocks"),
+        ({"blocks": (20, 40)}, r"swa_window\.0 needs at least 21 blocks"),
+        ({"blocks": (21, 17)}, r"full_kv\.1 needs at least 18 blocks"),
         ({"blocks": (2**29, 40)}, "int32 range"),
     ],
 )

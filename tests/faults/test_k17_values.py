@@ -122,17 +122,17 @@ def test_b68_a_kept_state_does_not_move():
     session.feed(lease, [9])
     s6 = session.cache
     assert (int(kept_length), session.length(lease)) == (5, 6)
-    session.cache = s5
+    session.branch(s5)
     session.check(lease, toy.P[:5])
     session.feed(lease, [0])
     session.check(lease, [*toy.P[:5], 0])
 
     for cache in (s5, s6, session.cache):
-        session.cache = cache
+        session.branch(cache)
         assert session.match([*toy.P[:5], 9, 9]).length == 5
         now = toy.kept_bytes(cache)
         assert {key: now[key] for key in kept} == kept
-    session.cache = s6
+    session.branch(s6)
     session.check(lease, [*toy.P[:5], 9])
 
 

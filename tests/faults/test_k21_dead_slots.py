@@ -93,7 +93,7 @@ def lively(model, data):
 
 def play(session, cache, stored, leases, new):
     """Goes on from ``cache``: steps, publishes, and resumes a stored prefix."""
-    session.cache = cache
+    session.branch(cache)
     statuses, reads = session.run(*zip(leases, new, strict=True))
     assert set(statuses) == {Status.OK}
     results = [reads[:, place, : len(more)] for place, more in enumerate(new)]

@@ -99,7 +99,7 @@ def test_the_extent_is_exact_and_sharp(build, start, point, prompt, sizes):
     assert np.abs(reads - last).max() < EXACT
 
     # One token less: entries of the upper layers come out wrong.
-    session.cache = ready
+    session.branch(ready)
     short = dataclasses.replace(plan, start=plan.start + 1)
     lease = replayed(session, short, prompt, sizes)
     assert toy.state_gap(session.state(lease), want, common=True) > WRONG
@@ -117,7 +117,7 @@ def test_a_short_replay_corrupts_what_comes_after(prompt):
     gaps = []
     ready = session.cache
     for late in (0, 3):
-        session.cache = ready
+        session.branch(ready)
         lease = session.acquire(dataclasses.replace(plan, start=plan.start + late))
         reads = session.feed(lease, prompt[plan.start + late :])
         gaps.append(np.abs(reads[:, -len(want[0]) :] - want).max())

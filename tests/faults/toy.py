@@ -417,6 +417,14 @@ class Session:
         assert shared_unsealed(cache) == []
         self.cache = cache
 
+    def branch(self, cache: hc.HybridCache) -> None:
+        """Goes on from an older value, which the library itself refuses.
+
+        Two futures of one value are compared with it; each goes on alone.
+        """
+        self.prefixes._stamp = int(cache.stamp)
+        self.cache = cache
+
     def match(self, tokens) -> hc.ResumePlan:
         return self.prefixes.match(self.cache, tokens, self.model.identity)
 
@@ -567,8 +575,9 @@ def leaves_equal(a, b) -> bool:
 
 
 def unchanged(before: hc.HybridCache, after: hc.HybridCache) -> bool:
-    """Whether nothing but the clock differs."""
-    return leaves_equal(before, dataclasses.replace(after, clock=before.clock))
+    """Whether nothing but the clock and the stamp differs."""
+    after = dataclasses.replace(after, clock=before.clock, stamp=before.stamp)
+    return leaves_equal(before, after)
 
 
 def kept_bytes(cache: hc.HybridCache) -> dict[tuple[int, int, int], bytes]:

@@ -284,3 +284,52 @@ def test_what_a_replay_warmed_up_is_never_offered(make_engine):
         if found.verdict == hc.Verdict.RESUMABLE:
             assert found.length >= 72
     assert found.length == 72
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("stored", [0, 4, 12])
+def test_the_smallest_plans_serve(compiled, rows, stored):
+    """What plan_capacity calls enough is enough, published blocks included."""
+    plan = hc.plan_capacity(
+        PLAN.spec,
+        budget="8MiB",
+        max_sequences=rows,
+        max_length=96,
+        max_chunk=16,
+        stored_tokens=stored,
+    )
+    # The compiled step of the session has the shapes of another plan: one is enough.
+    engine = Engine(compiled, plan, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
+    requests = [Request(prompt(0, 60, n), max_new_tokens=3) for n in range(rows + 1)]
+    for result in engine.run(requests):
+        assert len(result.tokens) == 3
+    assert violations(engine.cache) == []
+
+
+def test_values_of_another_branch_are_refused(make_engine, compiled):
+    """Claims follow one line of cache values; a fork, a rollback, a reset are told.
+
+    Both branches count their epochs alike, so a claim of one would be true of the
+    other by accident and its content wrong.
+    """
+    engine = make_engine()
+    prefixes, old = engine.prefixes, engine.cache
+    plan = prefixes.match(old, BASE, IDENTITY)
+    newer, lease = prefixes.acquire(old, plan)
+    for stale in (old, hc.init(PLAN)):
+        for call in (
+            lambda cache: prefixes.match(cache, BASE, IDENTITY),
+            lambda cache: prefixes.acquire(cache, plan),
+            lambda cache: prefixes.publish(cache, lease),
+            lambda cache: prefixes.release(cache, lease),
+            lambda cache: prefixes.evict(cache, hc.Form.FULL_KV),
+        ):
+            with pytest.raises(hc.StaleCacheError, match="newest value"):
+                call(stale)
+    newest = prefixes.release(newer, lease)
+    with pytest.raises(hc.StaleCacheError):
+        prefixes.match(newer, BASE, IDENTITY)
+    assert violations(newest) == []
+    # A new PrefixCache takes any cache: it claims nothing yet.
+    fresh = hc.PrefixCache(PLAN)
+    assert fresh.match(newest, BASE, IDENTITY).length == 0
