@@ -148,6 +148,13 @@ def test_generate(checkpoint, capsys):
     assert data["text"] in capsys.readouterr().out
 
 
+def test_generate_takes_prompts_of_many_windows_and_chunks(checkpoint, capsys):
+    arguments = ["--prompt", TEXT * 3, "--max-new-tokens", "2", "--json"]
+    assert main(["generate", "--model", str(checkpoint), *arguments]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["prompt_tokens"] == len(TEXT) * 3 + 1
+
+
 def test_generate_with_a_seed_is_reproducible(checkpoint, capsys):
     texts = []
     for seed in ("3", "3", "4"):
@@ -207,6 +214,11 @@ def drop_a_tensor(folder):
         (edit_config(model_type="llama"), "llama"),
         (edit_config(vocab_size=128), "128"),
         (edit_config(vocab_size=32), "32"),
+        (edit_config(vocab_size=3.5), "vocab_size must be an integer"),
+        (edit_config(sliding_window=10**12), "sliding_window must be an integer"),
+        (edit_config(bos_token_id=10**12), "bos_token_id must be an integer"),
+        (edit_config(rms_norm_eps=-1.0), "rms_norm_eps must be > 0"),
+        (edit_config(query_pre_attn_scalar=float("nan")), "must be finite"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
     ],
@@ -218,6 +230,11 @@ def drop_a_tensor(folder):
         "wrong architecture",
         "vocabulary larger than the weights",
         "vocabulary smaller than the tokenizer",
+        "fractional vocabulary",
+        "window beyond int32",
+        "id beyond int32",
+        "negative epsilon",
+        "not a number",
         "no tokenizer",
         "damaged tokenizer",
     ],
@@ -239,6 +256,8 @@ def test_bad_checkpoints(checkpoint, tmp_path, capsys, damage, message):
         (["generate", "--prompt-file", "/nowhere.txt"], "nowhere.txt"),
         (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
         (["generate", "--prompt", "x", "--top-p", "0"], "top_p"),
+        (["generate", "--prompt", ""], "prompt is empty"),
+        (["generate", "--prompt", " \n"], "prompt is empty"),
         (["demo", "--prompt-file", "/nowhere.txt"], "nowhere.txt"),
     ],
 )

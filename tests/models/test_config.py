@@ -143,7 +143,7 @@ def test_layer_specs():
         ({"num_key_value_heads": 3}, "num_kv_heads"),
         ({"head_dim": 15}, "even"),
         ({"sliding_window": 0}, "sliding_window"),
-        ({"sliding_window": None}, "not supported between"),
+        ({"sliding_window": None}, "must be an integer"),
         ({"num_hidden_layers": 5}, "names 6 layers"),
         ({"layer_types": ["linear_attention"] * 6}, "linear_attention"),
         ({"layer_types": ..., "_sliding_window_pattern": 0}, "pattern"),
