@@ -334,3 +334,16 @@ def test_every_public_name_exists_and_is_documented():
         assert (getattr(hc, name).__doc__ or "").strip(), name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = hc.nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cache-write", "decode-context", "match", "resume"])
+def test_benches_report_measurement_floor_and_ratio(name, capsys):
+    assert main(["bench", name, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bench"] == name
+    assert report["lines"]
+    for line in report["lines"]:
+        assert line["ratio"] == line["seconds"] / line["floor_seconds"] > 0
+        assert line["what"]
+        assert line["floor"]
