@@ -70,10 +70,14 @@ def decode(engine, want, plan):
     tokens = want["tokens"]
     cache, lease = engine.prefixes.acquire(engine.cache, plan)
     at, greedy = plan.start, sampling_inputs([], 1)
+    room = [256 // pool.block_tokens + 1 for pool in engine.plan.spec.pools]
     while at < len(tokens):
         part = tokens[at : at + 256]
         inputs = batch_inputs([(lease, part)], batch=1, width=256)
+        # Earlier prompts are stored and fill the pools.
+        cache = engine.prefixes.make_room(cache, room)
         cache, output = engine.compiled_step(cache, inputs, greedy)
+        assert output.status[0] == Status.OK
         cache = engine.prefixes.publish(cache, lease)
         at += len(part)
     for step, token in enumerate(want["continuation"]):
@@ -81,6 +85,7 @@ def decode(engine, want, plan):
         assert output.tokens[0] == token
         compare(np.array(output.logits)[0], want, step)
         inputs = batch_inputs([(lease, [token])], batch=1, width=1)
+        cache = engine.prefixes.make_room(cache, room)
         cache, output = engine.compiled_step(cache, inputs, greedy)
     engine.cache = engine.prefixes.release(cache, lease)
 
