@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from hybridcache_jax import lifecycle
 from hybridcache_jax import rows as rowlib
+from hybridcache_jax._indexing import get, put
 from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.codes import Status
 from hybridcache_jax.forms import RULES
@@ -137,11 +138,7 @@ def write(
             )
         value = value.astype(plane.dtype).reshape(*positions.shape, plane.width)
         value = jax.lax.bitcast_convert_type(value, storage_dtype(plane.dtype, backend))
-        result[plane.name] = (
-            memory[plane.name]
-            .at[layer, blocks, offset]
-            .set(value, mode="drop", wrap_negative_indices=False)
-        )
+        result[plane.name] = put(memory[plane.name], (layer, blocks, offset), value)
     return result
 
 
@@ -157,10 +154,8 @@ def end(cache: HybridCache, step: Step) -> HybridCache:
     column = jnp.where(real, step.positions, cache.plan.max_length)
     rows = dataclasses.replace(
         rows,
-        length=_put(rows.length, step.rows, step.end),
-        tokens=rows.tokens.at[step.rows[:, None], column].set(
-            step.tokens, mode="drop", wrap_negative_indices=False
-        ),
+        length=put(rows.length, step.rows, step.end),
+        tokens=put(rows.tokens, (step.rows[:, None], column), step.tokens),
     )
     tables = []
     for index, pool in enumerate(cache.plan.spec.pools):
@@ -209,7 +204,7 @@ def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
         tables[index] = rowlib.let_go(
             tables[index], gone, view.epochs[index], cache.clock
         )
-        blocks[index] = _put(
+        blocks[index] = put(
             blocks[index], rows, jnp.where(behind, count, view.blocks[index])
         )
     return dataclasses.replace(
@@ -250,13 +245,13 @@ def _reserve(
             first=(number * pool.block_tokens).reshape(-1),
             clock=cache.clock,
         )
-        epoch = table.epoch.at[ids].get(mode="fill", fill_value=0)
+        epoch = get(table.epoch, ids, 0)
         columns = view.blocks[index].shape[1]
         column = jnp.where(want, number % columns, columns)
         where = (inputs.rows[:, None], column)
         tables.append(table)
-        blocks.append(_put(cache.rows.blocks[index], where, ids.reshape(want.shape)))
-        epochs.append(_put(cache.rows.epochs[index], where, epoch.reshape(want.shape)))
+        blocks.append(put(cache.rows.blocks[index], where, ids.reshape(want.shape)))
+        epochs.append(put(cache.rows.epochs[index], where, epoch.reshape(want.shape)))
     rows = dataclasses.replace(cache.rows, blocks=tuple(blocks), epochs=tuple(epochs))
     return dataclasses.replace(cache, tables=tuple(tables), rows=rows), status
 
@@ -301,7 +296,3 @@ def _slots(
     column = positions // pool.block_tokens % columns
     blocks = jnp.take_along_axis(view.blocks[index], column, axis=1)
     return jnp.where(real & (positions >= view.held[:, index, None]), blocks, nowhere)
-
-
-def _put(array: jax.Array, where, values: jax.Array) -> jax.Array:
-    return array.at[where].set(values, mode="drop", wrap_negative_indices=False)

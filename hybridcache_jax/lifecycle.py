@@ -10,6 +10,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from hybridcache_jax._indexing import add, get, put
 from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import Form
@@ -42,25 +43,25 @@ def allocate(
     size = table.stage.shape[0]
     rank = jnp.cumsum(want) - want
     place = table.num_free - 1 - rank
-    ids = jnp.where(want, _get(table.free, place, size), size)
+    ids = jnp.where(want, get(table.free, place, size), size)
     return dataclasses.replace(
         table,
-        stage=_put(table.stage, ids, Stage.WRITING),
-        form=_put(table.form, ids, form),
-        version=_put(table.version, ids, version),
-        epoch=_add(table.epoch, ids, 1),
-        pins=_put(table.pins, ids, 1),
-        first=_put(table.first, ids, first),
-        used=_put(table.used, ids, clock),
+        stage=put(table.stage, ids, Stage.WRITING),
+        form=put(table.form, ids, form),
+        version=put(table.version, ids, version),
+        epoch=add(table.epoch, ids, 1),
+        pins=put(table.pins, ids, 1),
+        first=put(table.first, ids, first),
+        used=put(table.used, ids, clock),
         num_free=table.num_free - jnp.sum(ids < size, dtype=jnp.int32),
     ), ids
 
 
 def seal(table: StateTable, ids: jax.Array) -> StateTable:
     """``WRITING -> SEALED`` for finished blocks; other stages stay as they are."""
-    writing = _get(table.stage, ids, Stage.FREE) == Stage.WRITING
+    writing = get(table.stage, ids, Stage.FREE) == Stage.WRITING
     return dataclasses.replace(
-        table, stage=_put(table.stage, _masked(table, ids, writing), Stage.SEALED)
+        table, stage=put(table.stage, _masked(table, ids, writing), Stage.SEALED)
     )
 
 
@@ -68,8 +69,8 @@ def pin(table: StateTable, ids: AnyArray, clock: jax.Array) -> StateTable:
     """Adds one pin per mention; a pinned block is never evicted or overwritten."""
     return dataclasses.replace(
         table,
-        pins=_add(table.pins, ids, 1),
-        used=_put(table.used, ids, clock),
+        pins=add(table.pins, ids, 1),
+        used=put(table.used, ids, clock),
     )
 
 
@@ -79,20 +80,20 @@ def unpin(table: StateTable, ids: jax.Array, clock: jax.Array) -> StateTable:
     A block without pins stays when a stored prefix holds it and it is sealed.
     """
     table = dataclasses.replace(
-        table, pins=_add(table.pins, ids, -1), used=_put(table.used, ids, clock)
+        table, pins=add(table.pins, ids, -1), used=put(table.used, ids, clock)
     )
-    stored = _get(table.kept, ids, True) & (
-        _get(table.stage, ids, Stage.SEALED) == Stage.SEALED
+    stored = get(table.kept, ids, True) & (
+        get(table.stage, ids, Stage.SEALED) == Stage.SEALED
     )
-    gone = (_get(table.pins, ids, 1) == 0) & ~stored
+    gone = (get(table.pins, ids, 1) == 0) & ~stored
     return _free(table, _first_mentions(_masked(table, ids, gone)))
 
 
 def keep(table: StateTable, ids: jax.Array) -> StateTable:
     """Marks sealed blocks as held by a stored prefix."""
-    sealed = _get(table.stage, ids, Stage.FREE) == Stage.SEALED
+    sealed = get(table.stage, ids, Stage.FREE) == Stage.SEALED
     return dataclasses.replace(
-        table, kept=_put(table.kept, _masked(table, ids, sealed), True)
+        table, kept=put(table.kept, _masked(table, ids, sealed), True)
     )
 
 
@@ -145,13 +146,13 @@ def _free(table: StateTable, ids: jax.Array) -> StateTable:
     place = jnp.where(valid, table.num_free + rank, size)
     return dataclasses.replace(
         table,
-        stage=_put(table.stage, ids, Stage.FREE),
-        form=_put(table.form, ids, Form.NONE),
-        epoch=_add(table.epoch, ids, 1),
-        pins=_put(table.pins, ids, 0),
-        kept=_put(table.kept, ids, False),
-        first=_put(table.first, ids, -1),
-        free=_put(table.free, place, ids),
+        stage=put(table.stage, ids, Stage.FREE),
+        form=put(table.form, ids, Form.NONE),
+        epoch=add(table.epoch, ids, 1),
+        pins=put(table.pins, ids, 0),
+        kept=put(table.kept, ids, False),
+        first=put(table.first, ids, -1),
+        free=put(table.free, place, ids),
         num_free=table.num_free + jnp.sum(valid, dtype=jnp.int32),
     )
 
@@ -165,16 +166,3 @@ def _first_mentions(ids: jax.Array) -> jax.Array:
 
 def _masked(table: StateTable, ids: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(mask, ids, table.stage.shape[0])
-
-
-def _get(array: jax.Array, ids: jax.Array, fill) -> jax.Array:
-    return array.at[ids].get(mode="fill", fill_value=fill, wrap_negative_indices=False)
-
-
-def _put(array: jax.Array, ids: AnyArray, values) -> jax.Array:
-    values = jnp.asarray(values, array.dtype)
-    return array.at[ids].set(values, mode="drop", wrap_negative_indices=False)
-
-
-def _add(array: jax.Array, ids: AnyArray, values) -> jax.Array:
-    return array.at[ids].add(values, mode="drop", wrap_negative_indices=False)

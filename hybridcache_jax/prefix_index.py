@@ -177,8 +177,7 @@ class PrefixIndex:
             length = len(node.tokens)
             for pool in essential:
                 size = self._sizes[pool]
-                first = at + np.arange(len(node.blocks[pool]), dtype=np.int32) * size
-                good = holds(pool, node.blocks[pool], node.epochs[pool], first)
+                good = self._good(pool, node.blocks[pool], node.epochs[pool], at, holds)
                 if not good.all():
                     hole = int(np.argmin(good)) * size
                     length = min(length, hole - hole % self._grid)
@@ -193,11 +192,15 @@ class PrefixIndex:
 
     def _any_holds(self, node: _Node, at: int, holds: Holds) -> bool:
         """Whether anything that a node claims is still true."""
-        for pool, size in enumerate(self._sizes):
-            first = at + np.arange(len(node.blocks[pool]), dtype=np.int32) * size
-            if holds(pool, node.blocks[pool], node.epochs[pool], first).any():
-                return True
-        return False
+        return any(
+            self._good(pool, node.blocks[pool], node.epochs[pool], at, holds).any()
+            for pool in range(len(self._sizes))
+        )
+
+    def _good(self, pool: int, ids, epochs, at: int, holds: Holds) -> np.ndarray:
+        """Which claims of consecutive blocks from position ``at`` on still hold."""
+        first = at + np.arange(len(ids), dtype=np.int32) * np.int32(self._sizes[pool])
+        return holds(pool, ids, epochs, first)
 
     def _split(self, children, key, node: _Node, length: int) -> _Node:
         """Cuts a node in two on the grid; returns the upper part."""
@@ -224,11 +227,10 @@ class PrefixIndex:
 
     def _refresh(self, path: list[_Node], fresh: _Node, holds: Holds) -> None:
         """Replaces the claims along a path that no longer hold."""
-        for pool, size in enumerate(self._sizes):
+        for pool in range(len(self._sizes)):
             ids = _join([node.blocks[pool] for node in path])
             seen = _join([node.epochs[pool] for node in path])
-            first = np.arange(len(ids), dtype=np.int32) * np.int32(size)
-            good = holds(pool, ids, seen, first)
+            good = self._good(pool, ids, seen, 0, holds)
             if good.all():
                 continue
             ids = np.where(good, ids, fresh.blocks[pool][: len(ids)])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from hybridcache_jax import lifecycle
+from hybridcache_jax._indexing import get
 from hybridcache_jax._typing import AnyArray, Array
 from hybridcache_jax.codes import Status
 from hybridcache_jax.forms import required
@@ -41,9 +42,7 @@ def gather(cache: HybridCache, rows: AnyArray) -> RowView:
     table = cache.rows
 
     def take(array, fill):
-        return array.at[rows].get(
-            mode="fill", fill_value=fill, wrap_negative_indices=False
-        )
+        return get(array, rows, fill)
 
     return RowView(
         live=take(table.live, False),
@@ -142,10 +141,7 @@ def let_go(
 ) -> StateTable:
     """Unpins references, but only those that still mean the same block."""
     size = table.stage.shape[0]
-    current = table.epoch.at[ids].get(
-        mode="fill", fill_value=0, wrap_negative_indices=False
-    )
-    mine = jnp.where(current == epochs, ids, size)
+    mine = jnp.where(get(table.epoch, ids, 0) == epochs, ids, size)
     return lifecycle.unpin(table, mine.reshape(-1), clock)
 
 
