@@ -13,7 +13,7 @@ ratio, overlap and position are the cache's.
 
 import dataclasses
 
-import ml_dtypes  # noqa: F401  (teaches NumPy the names of bfloat16 and float8)
+import ml_dtypes  # also teaches NumPy the names of bfloat16 and float8
 import numpy as np
 
 
@@ -26,13 +26,19 @@ class Plane:
       heads: number of heads stored per entry; 1 for a latent or a shared row.
       dim: elements per head.
       dtype: name of the *logical* dtype, for example ``"bfloat16"``.  How a
-        backend stores it is decided in ``spec.storage_dtype``.
+        backend stores it is decided in ``planes.storage_dtype``.
+      scale: name of the plane of the same entry that scales this one, or None.  A
+        scaled plane is quantised when it is written and multiplied back when it is
+        read; values and scales are one object.
+      run: elements that share one scale; 0 without a scale.
     """
 
     name: str
     heads: int
     dim: int
     dtype: str = "float32"
+    scale: str | None = None
+    run: int = 0
 
     def __post_init__(self):
         if not self.name.isidentifier():
@@ -43,6 +49,15 @@ class Plane:
                 f"heads={self.heads}, dim={self.dim}."
             )
         named_dtype(self.dtype)
+        if (self.scale is None) != (self.run == 0) or self.run < 0:
+            raise ValueError(
+                f"Plane {self.name!r} needs scale and run together, got "
+                f"scale={self.scale!r}, run={self.run}."
+            )
+        if self.scale is not None and self.dim % self.run:
+            raise ValueError(
+                f"Plane {self.name!r}: run={self.run} must divide dim={self.dim}."
+            )
 
     @property
     def width(self) -> int:
@@ -51,8 +66,8 @@ class Plane:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one entry."""
-        return self.width * named_dtype(self.dtype).itemsize
+        """Bytes of one entry; elements of less than a byte are packed."""
+        return -(-self.width * element_bits(self.dtype) // 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +75,20 @@ class Entry:
     """What one layer stores for one token, or for one block of tokens.
 
     Attributes:
-      planes: the arrays of the entry, names distinct.  By convention attention
-        reads ``"k"`` and ``"v"``; an entry whose only plane is ``"k"`` is its
-        own value (shared keys and values).
+      planes: the arrays of the entry, names distinct.
+      key: planes that, joined along the last axis, are the key that attention reads;
+        by default ``"k"`` if there is one.
+      value: planes that are the value; by default ``"v"`` if there is one, else the
+        key (shared keys and values).
+      convention: what the numbers mean beyond shape and dtype, where two conventions
+        exist (``"gate without position bias"``).  Entries of different conventions
+        are different layouts and never taken for each other.
     """
 
     planes: tuple[Plane, ...]
+    key: tuple[str, ...] = ()
+    value: tuple[str, ...] = ()
+    convention: str = ""
 
     def __post_init__(self):
         names = [plane.name for plane in self.planes]
@@ -73,16 +96,64 @@ class Entry:
             raise ValueError(
                 f"An Entry needs at least one plane and distinct names, got {names}."
             )
+        for wanted in (*self.key, *self.value):
+            if wanted not in names:
+                raise ValueError(
+                    f"An Entry names {wanted!r} as key or value, but has only {names}."
+                )
+        for plane in self.planes:
+            if plane.scale is not None:
+                self._check_scale(plane)
+        for joined in (self.key_planes, self.value_planes):
+            if len({plane.heads for plane in joined}) > 1:
+                raise ValueError(
+                    f"Planes that are joined need equal heads, got {joined}."
+                )
+
+    def __getitem__(self, name: str) -> Plane:
+        """The plane called ``name``."""
+        return next(plane for plane in self.planes if plane.name == name)
 
     @property
     def nbytes(self) -> int:
         """Bytes of one entry over all planes."""
         return sum(plane.nbytes for plane in self.planes)
 
+    @property
+    def key_planes(self) -> tuple[Plane, ...]:
+        """Planes that make up the key; empty for entries that are no keys."""
+        names = self.key or tuple(p.name for p in self.planes if p.name == "k")
+        return tuple(self[name] for name in names)
+
+    @property
+    def value_planes(self) -> tuple[Plane, ...]:
+        """Planes that make up the value."""
+        names = self.value or tuple(p.name for p in self.planes if p.name == "v")
+        return tuple(self[name] for name in names) or self.key_planes
+
+    @property
+    def scale_planes(self) -> frozenset[str]:
+        """Names of the planes that scale others."""
+        return frozenset(p.scale for p in self.planes if p.scale is not None)
+
     @classmethod
     def kv(cls, heads: int, dim: int, dtype: str = "float32") -> "Entry":
         """Keys and values of ``heads`` heads of ``dim`` elements each."""
         return cls((Plane("k", heads, dim, dtype), Plane("v", heads, dim, dtype)))
+
+    def _check_scale(self, plane: Plane) -> None:
+        scales = [p for p in self.planes if p.name == plane.scale]
+        if not scales or scales[0].heads != plane.heads:
+            raise ValueError(
+                f"Plane {plane.name!r} is scaled by {plane.scale!r}, which must be a "
+                f"plane of the same entry with {plane.heads} heads."
+            )
+        if scales[0].scale is not None or scales[0].dim * plane.run < plane.dim:
+            raise ValueError(
+                f"Plane {plane.scale!r} must be unscaled and hold one element per "
+                f"{plane.run} of {plane.name!r}: at least {plane.dim // plane.run}, "
+                f"got {scales[0].dim}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,14 +241,20 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-    """Selection of the ``k`` best units per query.
+    """Selection of the ``k`` best units per query; ties go to the earlier unit.
+
+    A unit is the run of entries that stand for ``unit`` tokens.  Its score is the
+    best of its index keys that the query sees.
 
     Attributes:
-      k: units selected.
-      unit: tokens per unit.
-      local_units: units nearest the query that are always selected.
-      open_tail: whether tokens of the open block are always selected.
-      per: ``"query"`` or ``"kv_group"``.
+      k: units selected; all that are visible where there are fewer.
+      unit: tokens per unit: a multiple of the ratios of entries and index keys.
+      local_units: units nearest the query, its own included, that are selected
+        whatever their score; they count among the ``k``.
+      open_tail: whether the unit that holds the query is selected beside the ``k``
+        while it is not complete, so that its keys need no index key yet.
+      per: ``"query"``: one selection for all heads; ``"kv_group"``: one for each
+        KV head, ranked by the index heads of its group.
     """
 
     k: int
@@ -285,6 +362,14 @@ def _check_pooling(what: str, ratio: int, overlap: int, raw: Entry | None) -> No
             f"{what} with ratio {ratio} "
             + ("needs the layout of its raw rows." if ratio > 1 else "has no raw rows.")
         )
+
+
+def element_bits(name: str) -> int:
+    """Bits of one element of the dtype called ``name``."""
+    dtype = named_dtype(name)
+    if dtype.isbuiltin == 2:
+        return ml_dtypes.finfo(dtype).bits
+    return 8 * dtype.itemsize
 
 
 def named_dtype(name: str) -> np.dtype:

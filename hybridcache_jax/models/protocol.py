@@ -1,8 +1,21 @@
 """What a model asks of the cache: one object that appends and attends."""
 
+from collections.abc import Callable, Mapping
 from typing import Protocol, Self
 
 import jax
+
+Planes = Mapping[str, jax.Array]
+
+Pool = Callable[[Planes, jax.Array, jax.Array], Planes]
+"""Makes entries of raw rows: ``pool(raw, valid, first)``.
+
+``raw`` maps plane to ``[B, K, S, heads, dim]`` float32, the ``S = (1 + overlap) * ratio``
+raw rows of each of ``K`` blocks, oldest first; with overlap the first ``ratio`` rows are
+those of the block before.  ``valid`` is ``[B, K, S]`` bool: rows before the start of the
+sequence are zeros and do not count.  ``first`` is ``[B, K]`` int32, position of the
+block's first token.  The result maps plane to ``[B, K, heads, dim]``.
+"""
 
 
 class CacheView(Protocol):
@@ -13,7 +26,8 @@ class CacheView(Protocol):
     query sees (window, chunk, selection) is not the model's business.
 
     Shapes: ``B`` sequences, ``T`` tokens in this step, ``Hq`` query heads, ``Hkv``
-    key/value heads, ``D`` elements per key head, ``Dv`` per value head.
+    key/value heads, ``D`` elements per key head, ``Dv`` per value head.  ``layer`` is
+    the 0-based model layer, a Python int.
     """
 
     @property
@@ -21,16 +35,62 @@ class CacheView(Protocol):
         """Absolute positions of the tokens of this step: ``[B, T]`` int32."""
         ...
 
-    def append(self, layer: int, *, k: jax.Array, v: jax.Array) -> Self:
-        """Adds the entries of this step's tokens to ``layer``.
+    @property
+    def valid(self) -> jax.Array:
+        """Which tokens of this step are real: ``[B, T]`` bool, a prefix of each row."""
+        ...
+
+    def append(self, layer: int, *, to: str | None = None, **planes: jax.Array) -> Self:
+        """Adds one entry per token of this step.
 
         Args:
-          layer: 0-based model layer, a Python int.
-          k: ``[B, T, Hkv, D]`` keys, already normed and rotated.
-          v: ``[B, T, Hkv, Dv]`` values.
+          layer: it must own what is appended.
+          to: ``"local"``, ``"entries"`` (of ratio 1) or ``"index"`` (keys per token);
+            may be left out where the layer has either a local part or entries of
+            ratio 1, not both.
+          **planes: ``[B, T, heads, dim]`` each, normed and rotated, as the layer's
+            Entry declares.  Planes of scales are left out: the view makes them.
 
         Returns:
           A new view; the old one is left as it was.
+        """
+        ...
+
+    def compress(
+        self,
+        layer: int,
+        pool: Pool,
+        *,
+        to: str = "entries",
+        index: Callable[[Planes], Planes] | None = None,
+        **raw: jax.Array,
+    ) -> Self:
+        """Adds raw rows, and an entry for every block that they complete.
+
+        Args:
+          layer: it must own entries (or index keys) of ratio > 1 with raw rows.
+          pool: makes entries of raw rows.
+          to: ``"entries"`` or ``"index"``.
+          index: for index keys that are projected from the entry: new entries to
+            their keys.
+          **raw: ``[B, T, heads, dim]`` each, as the layer's raw Entry declares.
+        """
+        ...
+
+    def select(
+        self, layer: int, query: jax.Array, weights: jax.Array, *, scale: float = 1.0
+    ) -> Self:
+        """Ranks the layer's index keys; ``attend`` reads what was selected.
+
+        The score of a key is ``sum over h of weights[h] * relu(scale * query[h] . key)``
+        over the index heads (of the KV group, where selection is per group).  Layers
+        that name this one as ``select_owner`` read the same selection.
+
+        Args:
+          layer: it must declare ``select``, and own index keys or name their owner.
+          query: ``[B, T, Hi, Di]``.
+          weights: ``[B, T, Hi]``.
+          scale: factor on the dot products, before the ReLU.
         """
         ...
 
@@ -43,12 +103,13 @@ class CacheView(Protocol):
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
     ) -> jax.Array:
-        """Attention of this step's queries over the entries they see in ``layer``.
+        """Attention of this step's queries over all they see in ``layer``.
 
-        Query head ``h`` reads key/value head ``h // (Hq // Hkv)``.
+        One softmax over local keys, entries (those selected, where the layer
+        selects) and sinks.  Query head ``h`` reads key/value head ``h // (Hq // Hkv)``.
 
         Args:
-          layer: 0-based model layer; its entries of this step are appended.
+          layer: its entries of this step are appended, its selection made.
           q: ``[B, T, Hq, D]`` queries, already normed and rotated.
           scale: factor on the dot products.
           soft_cap: ``c`` of ``c * tanh(score / c)`` on the scaled scores, or None.
@@ -56,5 +117,22 @@ class CacheView(Protocol):
 
         Returns:
           ``[B, T, Hq, Dv]`` float32.
+        """
+        ...
+
+    def read_state(self, layer: int) -> dict[str, jax.Array]:
+        """Recurrent state before this step's first token; zeros at position 0.
+
+        Returns:
+          Plane to ``[B, heads, dim]`` float32.
+        """
+        ...
+
+    def write_state(self, layer: int, **planes: jax.Array) -> Self:
+        """Recurrent state after this step's last *valid* token.
+
+        Args:
+          layer: it must own recurrent state.
+          **planes: ``[B, heads, dim]`` each, as the layer's RecurrentState declares.
         """
         ...

@@ -1,10 +1,12 @@
-"""Rotary position embedding, half-split convention, in float32.
+"""Rotary position embedding in float32: frequencies, rotations, conventions.
 
-Su et al., "RoFormer" (2021).  Dimension ``i`` is paired with ``i + D/2``, as in the
-Hugging Face checkpoints of Gemma; checkpoints that interleave pairs need another
-function.  Linear scaling (Chen et al., "Extending Context Window via Position
-Interpolation", 2023) divides positions by a factor.
+Su et al., "RoFormer" (2021).  Two conventions of pairing: half-split (dimension ``i``
+with ``i + D/2``) and interleaved (``2i`` with ``2i + 1``).  Scalings of the
+frequencies: linear (Chen et al., "Position Interpolation", 2023), YaRN (Peng et al.,
+2023), and Llama 3's.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ def inverse_frequencies(head_dim: int, theta: float, factor: float = 1.0) -> np.
     """Radians per position of each pair of dimensions.
 
     Args:
-      head_dim: elements per head, even.
+      head_dim: elements that are rotated, even.
       theta: base of the geometric progression.
       factor: linear scaling; positions count ``1 / factor`` each.
 
@@ -29,34 +31,97 @@ def inverse_frequencies(head_dim: int, theta: float, factor: float = 1.0) -> np.
     return frequencies / np.float32(factor)
 
 
+def yarn_frequencies(
+    head_dim: int,
+    theta: float,
+    *,
+    factor: float,
+    original_length: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+) -> np.ndarray:
+    """YaRN: fast dimensions keep their frequency, slow ones are divided by ``factor``.
+
+    Args:
+      head_dim: elements that are rotated, even.
+      theta: base of the geometric progression.
+      factor: by how much the context is stretched.
+      original_length: positions the model was trained for before stretching.
+      beta_fast: turns within ``original_length`` from which a dimension is fast.
+      beta_slow: turns below which it is slow.
+      truncate: whether the ends of the ramp are rounded outward to whole dimensions.
+
+    Returns:
+      ``[head_dim // 2]`` float32.
+    """
+    plain = inverse_frequencies(head_dim, theta)
+
+    def dimension(turns: float) -> float:
+        wave = original_length / (turns * 2 * math.pi)
+        return head_dim * math.log(wave) / (2 * math.log(theta))
+
+    low, high = dimension(beta_fast), dimension(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = np.float32(max(high - low, 0.001))
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / span
+    slow = np.clip(ramp, 0, 1)
+    return plain / np.float32(factor) * slow + plain * (1 - slow)
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """YaRN's factor on cosine and sine: ``0.1 mscale ln(factor) + 1``."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
 def rotation(
-    positions: jax.Array, frequencies: np.ndarray
+    positions: jax.Array, frequencies: np.ndarray, magnitude: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine of the rotation at each position.
 
     Args:
-      positions: ``[B, T]`` int32 absolute positions.
+      positions: ``[..., T]`` int32 absolute positions.
       frequencies: ``[D // 2]`` float32, see :func:`inverse_frequencies`.
+      magnitude: factor on both, see :func:`yarn_magnitude`.
 
     Returns:
-      Two arrays ``[B, T, 1, D // 2]`` float32; the axis of length 1 is the head's.
+      Two arrays ``[..., T, 1, D // 2]`` float32; the axis of length 1 is the head's.
     """
     angles = positions.astype(jnp.float32)[..., None, None] * frequencies
-    return jnp.cos(angles), jnp.sin(angles)
+    return jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates queries or keys.
+    """Rotates half-split pairs.
 
     Args:
-      x: ``[B, T, H, D]``.
-      cos: ``[B, T, 1, D // 2]`` float32, see :func:`rotation`.
+      x: ``[..., T, H, D]``.
+      cos: ``[..., T, 1, D // 2]`` float32, see :func:`rotation`.
       sin: the same shape.
 
     Returns:
-      ``[B, T, H, D]`` float32.
+      ``[..., T, H, D]`` float32.
     """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    )
+    return jnp.concatenate(_turn(first, second, cos, sin), axis=-1)
+
+
+def rotate_interleaved(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotates interleaved pairs; shapes as of :func:`rotate`, order kept."""
+    x = x.astype(jnp.float32)
+    turned = _turn(x[..., 0::2], x[..., 1::2], cos, sin)
+    return jnp.stack(turned, axis=-1).reshape(x.shape)
+
+
+def deinterleave(x: jax.Array) -> jax.Array:
+    """``[..., D]`` with even elements first, then odd ones.
+
+    Half-split rotation of the result is interleaved rotation, de-interleaved.
+    """
+    return jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
+
+
+def _turn(first, second, cos, sin) -> list[jax.Array]:
+    return [first * cos - second * sin, second * cos + first * sin]
