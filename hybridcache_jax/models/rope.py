@@ -12,6 +12,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridcache_jax.configs.rope import RopeConfig
+
+
+def frequencies(settings: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
+    """Frequencies and magnitude of a configured rotary embedding.
+
+    Args:
+      settings: from the model's config.
+      head_dim: elements per head; ``settings.partial`` of them are rotated.
+
+    Returns:
+      ``[rotated // 2]`` float32 radians per position, and the factor on cosine and
+      sine.
+    """
+    rotated = int(head_dim * settings.partial)
+    if settings.scaling == "yarn":
+        stretched = yarn_frequencies(
+            rotated,
+            settings.theta,
+            factor=settings.factor,
+            original_length=settings.original_length,
+            beta_fast=settings.beta_fast,
+            beta_slow=settings.beta_slow,
+            truncate=settings.truncate,
+        )
+        return stretched, _yarn_attention_factor(settings)
+    if settings.scaling == "linear":
+        return inverse_frequencies(rotated, settings.theta, settings.factor), 1.0
+    if settings.scaling == "default":
+        return inverse_frequencies(rotated, settings.theta), 1.0
+    raise ValueError(f"Rope scaling {settings.scaling!r} has no frequencies here.")
+
 
 def inverse_frequencies(head_dim: int, theta: float, factor: float = 1.0) -> np.ndarray:
     """Radians per position of each pair of dimensions.
@@ -121,6 +153,15 @@ def deinterleave(x: jax.Array) -> jax.Array:
     Half-split rotation of the result is interleaved rotation, de-interleaved.
     """
     return jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
+
+
+def _yarn_attention_factor(settings: RopeConfig) -> float:
+    if settings.attention_factor is not None:
+        return settings.attention_factor
+    if settings.mscale and settings.mscale_all_dim:
+        over = yarn_magnitude(settings.factor, settings.mscale_all_dim)
+        return yarn_magnitude(settings.factor, settings.mscale) / over
+    return yarn_magnitude(settings.factor)
 
 
 def _turn(first, second, cos, sin) -> list[jax.Array]:
