@@ -1,13 +1,17 @@
 """Writing tokens: begin a step, write entries, end it.
 
 A step takes tokens for some rows.  ``begin`` checks each row's lease once more,
-frees blocks that fell behind the window, and reserves blocks for the new tokens;
-``write`` puts a layer's entries in place; ``end`` moves the rows on and seals the
-blocks that are full.  A row whose status is not OK writes nothing and stays where
+frees blocks that fell behind what is still required, and reserves blocks for the new
+tokens; ``write`` puts a layer's entries in place; ``end`` moves the rows on and seals
+the blocks that are full.  A row whose status is not OK writes nothing and stays where
 it was.  All shapes come from the plan and from the inputs' bucket.
+
+A recurrent state is written once per step, after its last token, into the block of
+that token; it becomes a checkpoint where the step ends exactly at the block's end.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +21,9 @@ from hybridcache_jax import rows as rowlib
 from hybridcache_jax._indexing import get, put
 from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.codes import Status
-from hybridcache_jax.forms import RULES
-from hybridcache_jax.spec import PoolSpec, storage_dtype
+from hybridcache_jax.forms import RULES, required
+from hybridcache_jax.planes import quantise, to_storage
+from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.state import HybridCache
 
 
@@ -48,6 +53,7 @@ class Step:
     end: jax.Array  # [B] int32, one past the last position; 0 if not run
     count: jax.Array  # [B] int32, tokens run; 0 if not run
     since: jax.Array  # [B, G] int32
+    held: jax.Array  # [B, G] int32, entries below are read and never written
     blocks: tuple[jax.Array, ...]  # G times [B, C] int32
     slots: tuple[jax.Array, ...]  # G times [B, T] int32, block to write; P for none
 
@@ -92,6 +98,7 @@ def begin(
         end=jnp.where(ran, view.length + count, 0),
         count=count,
         since=view.since,
+        held=view.held,
         blocks=view.blocks,
         slots=slots,
     )
@@ -103,43 +110,38 @@ def write(
     layer: int,
     blocks: jax.Array,
     positions: jax.Array,
-    planes: dict[str, jax.Array],
+    planes: Mapping[str, jax.Array],
     backend: str,
 ) -> dict[str, jax.Array]:
-    """Puts one layer's entries in place.
+    """Puts entries of one layer in place.
 
     Args:
       pool: layout.
       memory: plane to ``[L, P, S, width]``.
       layer: position on the pool's layer axis.
-      blocks: ``[B, T]`` int32; ids outside the pool are dropped.
-      positions: ``[B, T]`` int32.
-      planes: plane to ``[B, T, heads, dim]``.
+      blocks: ``[B, N]`` int32; ids outside the pool are dropped.
+      positions: ``[B, N]`` int32, any position that the entry stands for.
+      planes: plane to ``[B, N, heads, dim]``, without the planes of scales.
       backend: decides the storage dtype.
 
     Raises:
       ValueError: for planes of other names or shapes than the spec declares.
     """
-    names = [plane.name for plane in pool.entry.planes]
-    if sorted(planes) != sorted(names):
-        raise ValueError(
-            f"{pool.name} stores planes {names}, got {sorted(planes)}; append exactly "
-            f"what the layer's Entry declares."
-        )
+    for name, value in planes.items():
+        _check_shape(pool, name, value.shape, positions.shape)
     offset = positions % pool.block_tokens // pool.entry_tokens
-    result = {}
-    for plane in pool.entry.planes:
-        value = planes[plane.name]
-        want = (*positions.shape, plane.heads, plane.dim)
-        if value.shape != want:
-            raise ValueError(
-                f"{pool.name}, plane {plane.name}: expected [B, T, heads, dim] = "
-                f"{want}, got {value.shape}."
-            )
-        value = value.astype(plane.dtype).reshape(*positions.shape, plane.width)
-        value = jax.lax.bitcast_convert_type(value, storage_dtype(plane.dtype, backend))
-        result[plane.name] = put(memory[plane.name], (layer, blocks, offset), value)
-    return result
+    try:
+        values = quantise(pool.entry, planes)
+    except ValueError as error:
+        raise ValueError(f"{pool.name}: {error}") from error
+    return {
+        plane.name: put(
+            memory[plane.name],
+            (layer, blocks, offset),
+            to_storage(plane, values[plane.name], backend),
+        )
+        for plane in pool.entry.planes
+    }
 
 
 def end(cache: HybridCache, step: Step) -> HybridCache:
@@ -189,7 +191,7 @@ def _status(cache: HybridCache, inputs: StepInputs, vocab_size: int) -> jax.Arra
 
 
 def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
-    """Lets go of blocks wholly behind what the next query sees."""
+    """Lets go of blocks wholly behind what the next token requires."""
     rows = jnp.where(status == Status.OK, rows, cache.plan.max_sequences)
     view = rowlib.gather(cache, rows)
     tables, blocks = list(cache.tables), list(cache.rows.blocks)
@@ -198,7 +200,7 @@ def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
             continue
         size, count = pool.block_tokens, cache.plan.blocks[index]
         number = rowlib.block_numbers(view.length, size, view.blocks[index].shape[1])
-        seen = pool.geometry.window.first_visible(view.length)
+        seen, _ = required(pool.form, pool.geometry, view.length)
         behind = (number >= 0) & ((number + 1) * size <= seen[:, None])
         gone = jnp.where(behind, view.blocks[index], count)
         tables[index] = rowlib.let_go(
@@ -228,6 +230,9 @@ def _reserve(
         held = jnp.take_along_axis(view.blocks[index], number % columns, axis=1)
         ahead = number * size < (view.length + inputs.counts)[:, None]
         want = ahead & (held == cache.plan.blocks[index])
+        if RULES[pool.form].exact:
+            last = view.length + inputs.counts - 1
+            want = want & (number == (last // size)[:, None])
         want = want & (status == Status.OK)[:, None]
         wants.append(want)
         numbers.append(number)
@@ -295,4 +300,18 @@ def _slots(
     columns = view.blocks[index].shape[1]
     column = positions // pool.block_tokens % columns
     blocks = jnp.take_along_axis(view.blocks[index], column, axis=1)
+    if RULES[pool.form].exact:
+        # The state after the last real token.
+        real = real & ~jnp.pad(real[:, 1:], ((0, 0), (0, 1)))
     return jnp.where(real & (positions >= view.held[:, index, None]), blocks, nowhere)
+
+
+def _check_shape(pool: PoolSpec, name: str, shape, where) -> None:
+    """Refuses a plane of another shape; unknown names are refused elsewhere."""
+    for plane in pool.entry.planes:
+        want = (*where, plane.heads, plane.dim)
+        if plane.name == name and shape != want:
+            raise ValueError(
+                f"{pool.name}, plane {name}: expected [..., heads, dim] = {want}, "
+                f"got {shape}."
+            )

@@ -1,18 +1,22 @@
 """Reading: one partial per form, one merge.
 
-Each pool that a layer reads answers with a partial ``(acc, m, l)``; which read runs
-follows from the form's retention rule and geometry, not from the model.
+A layer's local keys and its entries (all visible ones, or those selected) each answer
+with a partial ``(acc, m, l)``; sinks join in the merge, which divides once.
 """
 
 import functools
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from hybridcache_jax.append import Step
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.layers import named_dtype
-from hybridcache_jax.spec import PoolSpec
+from hybridcache_jax.gather import at_positions, whole_blocks
+from hybridcache_jax.planes import keys_and_values
+from hybridcache_jax.select import selection_of
+from hybridcache_jax.spec import Part
+from pallas_kernels.indexed_decode.reference import selected_attention
 from pallas_kernels.merge import Partial, merge
 from pallas_kernels.paged_decode.reference import paged_attention
 from pallas_kernels.window_decode.reference import window_attention
@@ -22,6 +26,7 @@ def attend(
     plan: CapacityPlan,
     pools: tuple[dict[str, jax.Array], ...],
     step: Step,
+    selections: Mapping[int, jax.Array],
     layer: int,
     query: jax.Array,
     *,
@@ -29,12 +34,13 @@ def attend(
     soft_cap: float | None = None,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Attention of the step's queries over everything their layer keeps.
+    """Attention of the step's queries over everything their layer sees.
 
     Args:
       plan: sizes and spec.
       pools: memory; this step's entries have been written.
       step: as ``append.begin`` settled it.
+      selections: by layer, what ``select.select`` chose in this step.
       layer: model layer.
       query: ``[B, T, Hq, D]``, normed and rotated.  Query head ``h`` reads KV head
         ``h // (Hq // Hkv)``.
@@ -47,13 +53,18 @@ def attend(
       masks what is made of them.
 
     Raises:
-      ValueError: if the query heads are no multiple of the KV heads.
+      ValueError: if the query heads are no multiple of the KV heads, if the layer has
+        nothing to attend to, or selects and nothing was selected.
     """
     batch, width, query_heads, dim = query.shape
+    score = functools.partial(_scores, scale=scale, soft_cap=soft_cap)
     parts = []
-    for index, position in plan.spec.place(layer):
-        pool = plan.spec.pools[index]
-        kv_heads = pool.entry.planes[0].heads
+    for part in (Part.LOCAL, Part.ENTRIES):
+        found = plan.spec.find(layer, part)
+        if found is None:
+            continue
+        pool = plan.spec.pools[found[0]]
+        kv_heads = pool.entry.key_planes[0].heads
         if query_heads % kv_heads:
             raise ValueError(
                 f"Layer {layer}: {query_heads} query heads are no multiple of the "
@@ -62,61 +73,68 @@ def attend(
         grouped = query.astype(jnp.float32).reshape(
             batch, width, kv_heads, query_heads // kv_heads, dim
         )
-        part = _read(
-            plan,
-            pools[index],
-            step,
-            index,
-            position,
-            grouped,
-            functools.partial(_scores, scale=scale, soft_cap=soft_cap),
-        )
+        selected = None
+        if part is Part.ENTRIES:
+            selected = selection_of(plan, selections, step, layer)
+        read = _read(plan, pools[found[0]], step, *found, grouped, selected, score)
         parts.append(
-            Partial(*(x.reshape(batch, width, query_heads, *x.shape[4:]) for x in part))
+            Partial(*(x.reshape(batch, width, query_heads, *x.shape[4:]) for x in read))
         )
+    if not parts:
+        raise ValueError(f"Layer {layer} keeps nothing that attention could read.")
     return merge(parts, sinks)
 
 
-def _read(plan, memory, step, index, position, query, score) -> Partial:
+def _read(
+    plan: CapacityPlan,
+    memory: dict[str, jax.Array],
+    step: Step,
+    index: int,
+    place: int,
+    query: jax.Array,
+    selected: jax.Array | None,
+    score,
+) -> Partial:
     """One pool's partial, ``acc [B, T, H, Q, D]``."""
-    pool = plan.spec.pools[index]
-    load = functools.partial(_load, pool, memory, position)
+    pool, blocks = plan.spec.pools[index], step.blocks[index]
     common = {
-        "block_tokens": pool.block_tokens,
-        "num_blocks": plan.blocks[index],
         "positions": step.positions,
         "since": step.since[:, index],
         "end": step.end,
         "score": score,
     }
+
+    def by_position(first):
+        loaded, there = at_positions(
+            pool, memory, place, blocks, first, plan.blocks[index]
+        )
+        return *keys_and_values(pool.entry, loaded), there
+
+    def by_block(ids):
+        return keys_and_values(pool.entry, whole_blocks(pool, memory, place, ids))
+
+    if selected is not None:
+        return selected_attention(
+            query, by_position, selected, entry_tokens=pool.entry_tokens, **common
+        )
+    paged = {
+        **common,
+        "block_tokens": pool.block_tokens,
+        "num_blocks": plan.blocks[index],
+    }
     local = pool.geometry.local
     if local is None:
-        return paged_attention(query, load, step.blocks[index], **common)
+        return paged_attention(
+            query, by_block, blocks, entry_tokens=pool.entry_tokens, **paged
+        )
     return window_attention(
         query,
-        load,
-        step.blocks[index],
+        by_block,
+        blocks,
         first_visible=local.first_visible,
         reach=local.reach,
-        **common,
+        **paged,
     )
-
-
-def _load(
-    pool: PoolSpec, memory: dict[str, jax.Array], position: int, ids: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Keys and values of blocks ``[B, K]``, each ``[B, K * S, heads, dim]``."""
-    loaded = []
-    for plane in pool.entry.planes:
-        stored = (
-            memory[plane.name]
-            .at[position, ids]
-            .get(mode="clip", wrap_negative_indices=False)
-        )
-        value = jax.lax.bitcast_convert_type(stored, named_dtype(plane.dtype))
-        loaded.append(value.reshape(ids.shape[0], -1, plane.heads, plane.dim))
-    # An entry with one plane is its own value (shared keys and values).
-    return loaded[0], loaded[-1]
 
 
 def _scores(query, keys, *, scale, soft_cap) -> jax.Array:

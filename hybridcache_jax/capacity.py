@@ -145,8 +145,8 @@ def plan_capacity(
     """Divides a byte budget over the pools of a spec.
 
     Every pool first gets what live sequences need: one sequence of ``max_length``
-    and one block for each other row in the growing pools, a full window for every
-    row in the bounded ones.  What is left goes to stored prefixes, so that all
+    and one block for each other row in the growing pools, a full window, tail or state
+    for every row in the bounded ones.  What is left goes to stored prefixes, so that all
     pools can hold the same number of further tokens.
 
     Args:
@@ -161,10 +161,8 @@ def plan_capacity(
 
     Raises:
       ValueError: for a budget that cannot be read or does not fit, saying how many
-        bytes the smallest plan needs, and for forms that have no storage yet.
+        bytes the smallest plan needs.
     """
-    for pool in spec.pools:
-        _check_storable(pool)
     size = parse_bytes(budget)
     backend = jax.default_backend() if backend is None else backend
     max_chunk = min(max_chunk, max_length)
@@ -202,11 +200,13 @@ def minimum_blocks(
     """Fewest blocks with which a pool can serve ``max_sequences`` rows.
 
     Room for a chunk is made while the blocks of the chunk before are still pinned, so
-    a bounded form needs its window and two chunks.
+    a bounded form needs its window and two chunks, and a state itself three times.
     """
     whole = -(-max_length // pool.block_tokens)
     if RULES[pool.form].grows:
         return whole + max_sequences - 1
+    if RULES[pool.form].exact:
+        return max_sequences * min(whole, 3)
     return max_sequences * min(whole, _live_blocks(pool, 2 * max_chunk))
 
 
@@ -256,8 +256,9 @@ def _check_layout(plan: CapacityPlan) -> None:
 
 
 def _live_blocks(pool: PoolSpec, tokens: int) -> int:
-    """Most blocks that a window and ``tokens`` tokens behind it can touch."""
-    return -(-(pool.geometry.window.reach + tokens) // pool.block_tokens) + 1
+    """Most blocks that a bounded form and ``tokens`` tokens behind it can touch."""
+    reach = RULES[pool.form].reach(pool.geometry)
+    return -(-(reach + tokens) // pool.block_tokens) + 1
 
 
 def _index_tokens(plan: CapacityPlan) -> int:
@@ -267,10 +268,3 @@ def _index_tokens(plan: CapacityPlan) -> int:
         for pool, count in zip(plan.spec.pools, plan.blocks, strict=True)
     )
 
-
-def _check_storable(pool: PoolSpec) -> None:
-    if pool.geometry.ratio > 1 or RULES[pool.form].exact:
-        raise ValueError(
-            f"Pool {pool.name}: this version stores full-history entries and windows "
-            f"only; {pool.form.name} takes part in verdicts but has no storage yet."
-        )

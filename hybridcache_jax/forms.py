@@ -30,6 +30,15 @@ class Form(enum.IntEnum):
     RECURRENT_STATE = 7
 
 
+class Read(enum.Enum):
+    """What reads a form during a step."""
+
+    LOCAL = "attention over the keys near the query"
+    HISTORY = "attention over the history, or over what is selected of it"
+    INDEX = "the ranking of the history"
+    NONE = "no attention: the compressor, the recurrence"
+
+
 class Remedy(enum.Enum):
     """How a lost form comes back."""
 
@@ -77,10 +86,15 @@ class RetentionRule:
       exact: the form is a checkpoint, of use only at the position it was taken.
       resident: a holding of this form can be read on the device as it lies.
       remedy: how it comes back when it is lost.
+      reach: ``geometry -> tokens``: most token positions before ``p`` that a bounded
+        form requires; unused by forms that grow.
+      read: what reads it.
     """
 
     required: Callable
     remedy: Remedy
+    read: Read
+    reach: Callable[[Geometry], int] = lambda geometry: 0
     grows: bool = False
     exact: bool = False
     resident: bool = True
@@ -101,22 +115,46 @@ def _tail(geometry: Geometry, p):
 
 def _checkpoint(geometry: Geometry, p):
     del geometry
-    return p, p
+    before = p - 1
+    return before * (before > 0), p
 
 
 # The table.  Sources: the general resume law for full, window, chunked, compressed,
-# pooled-index and recurrent layers.  ON_DISK_PREFIX stands for any other form that
-# was moved out: it asks for the same history, and cannot be read as it lies.
+# pooled-index and recurrent layers.  A recurrent state stands at the position of the
+# last token folded into it.  ON_DISK_PREFIX stands for any other form that was moved
+# out: it asks for the same history, and cannot be read as it lies.
 RULES: Mapping[Form, RetentionRule] = types.MappingProxyType(
     {
-        Form.FULL_KV: RetentionRule(_history, Remedy.RECOMPUTE, grows=True),
-        Form.COMPRESSED_KV: RetentionRule(_history, Remedy.RECOMPUTE, grows=True),
-        Form.INDEXER_STATE: RetentionRule(_history, Remedy.RECOMPUTE, grows=True),
-        Form.UNCOMPRESSED_TAIL: RetentionRule(_tail, Remedy.REPLAY),
-        Form.SWA_WINDOW: RetentionRule(_window, Remedy.REPLAY),
-        Form.RECURRENT_STATE: RetentionRule(_checkpoint, Remedy.REPLAY, exact=True),
+        Form.FULL_KV: RetentionRule(
+            _history, Remedy.RECOMPUTE, Read.HISTORY, grows=True
+        ),
+        Form.COMPRESSED_KV: RetentionRule(
+            _history, Remedy.RECOMPUTE, Read.HISTORY, grows=True
+        ),
+        Form.INDEXER_STATE: RetentionRule(
+            _history, Remedy.RECOMPUTE, Read.INDEX, grows=True
+        ),
+        Form.UNCOMPRESSED_TAIL: RetentionRule(
+            _tail,
+            Remedy.REPLAY,
+            Read.NONE,
+            reach=lambda geometry: geometry.halo + geometry.ratio - 1,
+        ),
+        Form.SWA_WINDOW: RetentionRule(
+            _window,
+            Remedy.REPLAY,
+            Read.LOCAL,
+            reach=lambda geometry: geometry.window.reach,
+        ),
+        Form.RECURRENT_STATE: RetentionRule(
+            _checkpoint,
+            Remedy.REPLAY,
+            Read.NONE,
+            reach=lambda geometry: 1,
+            exact=True,
+        ),
         Form.ON_DISK_PREFIX: RetentionRule(
-            _history, Remedy.LOAD, grows=True, resident=False
+            _history, Remedy.LOAD, Read.NONE, grows=True, resident=False
         ),
     }
 )

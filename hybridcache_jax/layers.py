@@ -283,7 +283,8 @@ class IndexKeys:
       ratio: tokens per key.
       overlap: 1 if a key also pools the block before its own, else 0.
       raw: layout of one raw token waiting to be pooled; None if keys are made
-        per token or projected from a finished entry, so that nothing waits.
+        per token (ratio 1) or projected from a finished entry (the ratio of the
+        layer's entries), so that nothing waits.
     """
 
     entry: Entry

@@ -94,8 +94,9 @@ def admission(
 ) -> Admission:
     """What a row starts with under a plan.
 
-    In a replay, the forms that it rebuilds start empty at ``plan.start``; all others
-    are held up to the resume point, are read, and are never written.
+    In a replay, the forms that it rebuilds start empty at ``plan.start``, except for
+    states, which start from the checkpoint taken there; all others are held up to the
+    resume point, are read, and are never written.
 
     Args:
       capacity: sizes.
@@ -105,18 +106,20 @@ def admission(
     """
     since, held, blocks, epochs = [], [], [], []
     for number, pool in enumerate(capacity.spec.pools):
-        rebuilt = plan.start < plan.length and RULES[pool.form].remedy is Remedy.REPLAY
+        rule = RULES[pool.form]
+        rebuilt = plan.start < plan.length and rule.remedy is Remedy.REPLAY
         reach = plan.start if rebuilt else plan.length
+        empty = rebuilt and not rule.exact
         lo, _ = required(pool.form, pool.geometry, reach)
         last = reach // pool.block_tokens
-        first = last if rebuilt else lo // pool.block_tokens
+        first = last if empty else lo // pool.block_tokens
         columns = capacity.columns(number)
         ids = np.full(columns, capacity.blocks[number], np.int32)
         seen = np.zeros(columns, np.int32)
         place = np.arange(first, last) % columns
         ids[place] = plan.claims.blocks[number][first:last]
         seen[place] = plan.claims.epochs[number][first:last]
-        since.append(plan.start if rebuilt else 0)
+        since.append(plan.start if empty else 0)
         held.append(reach)
         blocks.append(ids)
         epochs.append(seen)

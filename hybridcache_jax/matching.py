@@ -52,7 +52,7 @@ def make_plan(
     ]
     points = np.arange(0, claims.length + 1, spec.grid, dtype=np.int32)
     points = points[points <= max(len(tokens) - 1, 0)]
-    points, solution = _solve(spec, points, len(tokens), _holdings(spec, reasons), cost)
+    points, solution = _solve(spec, points, len(tokens), reasons, cost)
     claimed = int(points[-1])
     reports = _reports(spec, solution, reasons, claimed)
     reason, changed = _reason(index, tokens, identity, spec.grid, claimed, reports)
@@ -111,16 +111,20 @@ def _claim_reasons(
         "version": np.int32(version),
         "first": np.arange(len(ids), dtype=np.int32) * np.int32(pool.block_tokens),
     }
-    if np.all(readable(table, ids, epochs, **claim)):
-        return np.zeros(len(ids), np.int32)
-    return facts(table, ids, epochs, **claim)
+    good = readable(table, ids, epochs, **claim)
+    reasons = np.zeros(len(ids), np.int32)
+    bad = np.flatnonzero(~good)
+    if len(bad):
+        claim["first"] = claim["first"][bad]
+        reasons[bad] = facts(table, ids[bad], epochs[bad], **claim)
+    return reasons
 
 
 def _solve(
     spec: CacheSpec,
     points: np.ndarray,
     num_tokens: int,
-    holdings: Holdings,
+    reasons: list[np.ndarray],
     cost: CostModel,
 ) -> tuple[np.ndarray, Solution]:
     """Solves the deepest points first: if the very deepest is ready, nothing is better.
@@ -128,27 +132,71 @@ def _solve(
     Returns:
       The points that were solved, and the solution.
     """
+
+    def answer(points):
+        return solve(
+            spec,
+            points,
+            np.int32(num_tokens),
+            _holdings(spec, reasons, points),
+            checkpoints=_checkpoints(spec, reasons),
+            cost=cost,
+        )
+
     deepest = points[-_NEAR:]
-    solution = solve(spec, deepest, np.int32(num_tokens), holdings, cost=cost)
+    solution = answer(deepest)
     if solution.device_point == deepest[-1] or len(deepest) == len(points):
         return deepest, solution
-    return points, solve(spec, points, np.int32(num_tokens), holdings, cost=cost)
+    return points, answer(points)
 
 
-def _holdings(spec: CacheSpec, reasons: list[np.ndarray]) -> Holdings:
-    sizes = [np.int32(pool.block_tokens) for pool in spec.pools]
-    device = tuple(
-        (reason == Reason.OK) * size
-        for reason, size in zip(reasons, sizes, strict=True)
-    )
+def _holdings(
+    spec: CacheSpec, reasons: list[np.ndarray], points: np.ndarray
+) -> Holdings:
+    """What the claims come to, in the terms of ``validate.satisfied``."""
+
+    def covered(good: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+        held = []
+        for pool, blocks in zip(spec.pools, good, strict=True):
+            if RULES[pool.form].exact:
+                held.append(_taken_at(pool, blocks, points))
+            else:
+                held.append(blocks * np.int32(pool.block_tokens))
+        return tuple(held)
+
+    ready = [reason == Reason.OK for reason in reasons]
+    device = covered(ready)
     outer = [reason == Reason.IN_OUTER_TIER for reason in reasons]
     if not any(part.any() for part in outer):
         return Holdings(device, device)
-    anywhere = tuple(
-        np.where(part, size, here)
-        for part, size, here in zip(outer, sizes, device, strict=True)
-    )
-    return Holdings(device, anywhere)
+    anywhere = [here | away for here, away in zip(ready, outer, strict=True)]
+    return Holdings(device, covered(anywhere))
+
+
+def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """``[K]`` bool: is there a checkpoint at exactly each point, which ends its block?"""
+    last = points // pool.block_tokens - 1
+    inside = (points > 0) & (last < len(held))
+    if not len(held):
+        return inside
+    return inside & held[np.clip(last, 0, len(held) - 1)]
+
+
+def _checkpoints(spec: CacheSpec, reasons: list[np.ndarray]) -> np.ndarray | None:
+    """Ascending positions at which every recurrent pool has a checkpoint."""
+    pools = [
+        (pool, reason == Reason.OK)
+        for pool, reason in zip(spec.pools, reasons, strict=True)
+        if RULES[pool.form].exact
+    ]
+    if not pools:
+        return None
+    first, held = pools[0]
+    positions = (np.flatnonzero(held) + 1) * np.int32(first.block_tokens)
+    for pool, held in pools[1:]:
+        on_its_grid = positions % pool.block_tokens == 0
+        positions = positions[on_its_grid & _taken_at(pool, held, positions)]
+    return positions.astype(np.int32)
 
 
 def _reports(

@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.forms import required
 from hybridcache_jax.prefix_index import NOTHING, Claims
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rows import RowView, block_numbers
+from hybridcache_jax.spec import PoolSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,9 @@ def collect(
 ) -> Offer | None:
     """What a row can offer beyond what it was admitted with; None for nothing.
 
+    Offered is what some resume point requires, by the rule that decides what can be
+    found; nothing else is worth keeping.
+
     Nothing below the plan's resume point is offered as the row's own: it is either
     claimed already or was rebuilt by a replay, whose first rows are not exact.
 
@@ -85,6 +90,7 @@ def collect(
         numbers = block_numbers(row.length, size, len(columns))[0]
         good = (numbers >= floor) & (numbers < total)
         good = good & (columns < capacity.blocks[number])
+        good = good & _of_use(pool, numbers, spec.grid)
         ids[numbers[good]], seen[numbers[good]] = columns[good], stamps[good]
         blocks.append(ids)
         epochs.append(seen)
@@ -97,3 +103,15 @@ def collect(
         epochs=tuple(epochs),
         floor=plan.length,
     )
+
+
+def _of_use(pool: PoolSpec, numbers: np.ndarray, grid: int) -> np.ndarray:
+    """Which blocks a resume point requires: bounded forms only those just before one.
+
+    What a form requires moves on with the resume point, so only the first grid point
+    behind a block's first token needs to be asked.
+    """
+    first = numbers * pool.block_tokens
+    point = first - first % grid + grid
+    lo, hi = required(pool.form, pool.geometry, point)
+    return (lo < hi) & (lo < first + pool.block_tokens)

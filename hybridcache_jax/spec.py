@@ -1,15 +1,16 @@
 """CacheSpec: from layer records to groups, pools, grid, bytes and fingerprint."""
 
 import dataclasses
+import enum
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from typing import Any
 
 from hybridcache_jax.forms import RULES, Form, Geometry
-from hybridcache_jax.layers import Entry, LayerSpec, named_dtype
+from hybridcache_jax.layers import Entry, LayerSpec
 
 DEFAULT_BLOCK_TOKENS = 32
 
@@ -21,6 +22,25 @@ _OWNED = {
 }
 
 
+class Part(enum.StrEnum):
+    """The part of a layer that a pool stores."""
+
+    LOCAL = "local"
+    ENTRIES = "entries"
+    ENTRIES_RAW = "entries_raw"
+    INDEX = "index"
+    INDEX_RAW = "index_raw"
+    STATE = "state"
+
+
+# Which owner field says whose part a layer reads.
+_OWNER_OF = {
+    Part.LOCAL: "kv_owner",
+    Part.ENTRIES: "kv_owner",
+    Part.INDEX: "index_owner",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class PoolSpec:
     """One form of one group: the unit that has its own memory and free list.
@@ -29,6 +49,7 @@ class PoolSpec:
       name: for people and metrics, unique in a spec, for example ``swa_window.0``
         (form and group).
       form: label of every block of the pool.
+      part: the part of its layers that it stores.
       group: index of the group it belongs to.
       layers: model layers whose entries it stores, ascending; the position in this
         tuple is the layer axis of the pool.
@@ -40,6 +61,7 @@ class PoolSpec:
 
     name: str
     form: Form
+    part: Part
     group: int
     layers: tuple[int, ...]
     entry: Entry
@@ -60,10 +82,11 @@ class PoolSpec:
 
 @dataclasses.dataclass(frozen=True)
 class GroupSpec:
-    """Layers of equal kind and geometry.
+    """Layers that keep the same things, in the same layout.
 
     Attributes:
-      kind: the layer record that they share.
+      kind: the layer record that they share, but for what they read of others:
+        selection and owners of index keys and selections are left out.
       layers: model layers, ascending.
       pools: indices into ``CacheSpec.pools``, one per form the kind leaves.
     """
@@ -97,46 +120,45 @@ class CacheSpec:
         cls,
         layers: Sequence[LayerSpec],
         *,
-        block_tokens: int | Mapping[Form, int] = DEFAULT_BLOCK_TOKENS,
+        block_tokens: int | Mapping[Form, int] | None = None,
     ) -> "CacheSpec":
         """Groups layers and lays out their pools.
 
         Args:
           layers: one record per model layer.
           block_tokens: tokens per block; one number, or a mapping from form to
-            number for the forms that shall differ from the default.
+            number for the forms that shall differ from the default: the least
+            multiple of the compression ratio that is at least 32.
 
         Raises:
           ValueError: for no layers, an owner that is not an earlier layer which
-            owns entries, or a block size that a compression ratio does not divide.
+            owns entries, a selection that nothing ranks, or a block size that a
+            compression ratio does not divide.
         """
         layers = tuple(layers)
         if not layers:
             raise ValueError("A CacheSpec needs at least one layer, got none.")
         for index, layer in enumerate(layers):
             _check_owners(layers, index, layer)
+            _check_selection(layers, index, layer)
         by_kind: dict[LayerSpec, list[int]] = {}
         for index, layer in enumerate(layers):
-            by_kind.setdefault(layer, []).append(index)
+            by_kind.setdefault(_kept(layer), []).append(index)
         groups, pools = [], []
         for number, (kind, members) in enumerate(by_kind.items()):
             first = len(pools)
             for part in _forms_left_by(kind):
-                size = (
-                    block_tokens
-                    if isinstance(block_tokens, int)
-                    else block_tokens.get(part.form, DEFAULT_BLOCK_TOKENS)
-                )
-                _check_block(part.form, size, part.geometry.ratio)
+                size = _block_size(block_tokens, part)
                 pools.append(
                     PoolSpec(
                         name=f"{part.form.name.lower()}.{number}{part.suffix}",
                         form=part.form,
+                        part=part.part,
                         group=number,
                         layers=tuple(members),
                         entry=part.entry,
                         geometry=part.geometry,
-                        entry_tokens=part.entry_tokens,
+                        entry_tokens=size if _one_per_block(part) else part.entry_tokens,
                         block_tokens=size,
                     )
                 )
@@ -144,6 +166,32 @@ class CacheSpec:
                 GroupSpec(kind, tuple(members), tuple(range(first, len(pools))))
             )
         return cls(layers, tuple(groups), tuple(pools))
+
+    @classmethod
+    def from_hf_config(
+        cls,
+        config: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        cache_format: str = "bfloat16",
+        block_tokens: int | Mapping[Form, int] | None = None,
+    ) -> "CacheSpec":
+        """The spec of a published model.
+
+        Args:
+          config: a ``config.json``, its folder, or its parsed content.
+          cache_format: a dtype for all entries, or a quantised format by its name
+            where the family has one (``"fp8"``, ``"fp8_fp4"``).
+          block_tokens: as for :meth:`from_layers`.
+
+        Raises:
+          CheckpointError: if the file cannot be read, or describes a model that is
+            not known.
+          ValueError: for a cache format that the family does not have.
+        """
+        from hybridcache_jax.configs.registry import load_config
+
+        layers = load_config(config).layers(cache_format)
+        return cls.from_layers(layers, block_tokens=block_tokens)
 
     @property
     def grid(self) -> int:
@@ -180,15 +228,16 @@ class CacheSpec:
             if not RULES[pool.form].grows
         )
 
-    def place(self, layer: int) -> tuple[tuple[int, int], ...]:
-        """Where the entries that ``layer`` reads lie.
+    def find(self, layer: int, part: Part) -> tuple[int, int] | None:
+        """Where a part that ``layer`` reads lies.
 
         Args:
           layer: model layer.
+          part: the part.
 
         Returns:
-          Pairs ``(pool, position on the pool's layer axis)``, following
-          ``kv_owner``.
+          The pool and the position on its layer axis, following ``kv_owner`` and
+          ``index_owner``; None if the layer has no such part.
 
         Raises:
           ValueError: if there is no such layer.
@@ -198,73 +247,70 @@ class CacheSpec:
                 f"Layer {layer} does not exist; this model has {len(self.layers)} "
                 f"layers, 0 to {len(self.layers) - 1}."
             )
-        owner = self.layers[layer].kv_owner
+        owner = getattr(self.layers[layer], _OWNER_OF.get(part, ""), None)
         layer = layer if owner is None else owner
-        return tuple(
-            (index, pool.layers.index(layer))
-            for index, pool in enumerate(self.pools)
-            if layer in pool.layers
-        )
-
-
-def storage_dtype(name: str, backend: str) -> np.dtype:
-    """The dtype in which a backend holds a plane; values are bit-cast at the edge.
-
-    XLA's CPU backend converts a whole pool on every scatter into bfloat16 or
-    float8 and writes unsigned integers of the same width in place (measured), so
-    on CPU those are held as integers.
-
-    Args:
-      name: logical dtype.
-      backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
-
-    Returns:
-      A dtype of the same width.
-    """
-    dtype = named_dtype(name)
-    if backend == "cpu" and dtype.isbuiltin == 2:
-        return np.dtype(f"uint{8 * dtype.itemsize}")
-    return dtype
+        for index, pool in enumerate(self.pools):
+            if pool.part == part and layer in pool.layers:
+                return index, pool.layers.index(layer)
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
+    part: Part
     form: Form
     entry: Entry
     geometry: Geometry = Geometry()
     entry_tokens: int = 1
-    suffix: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """Tells apart the two tails that one group can have."""
+        return ".index" if self.part == Part.INDEX_RAW else ""
+
+
+def _kept(layer: LayerSpec) -> LayerSpec:
+    """The record without what the layer only reads of others."""
+    return dataclasses.replace(layer, select=None, index_owner=None, select_owner=None)
 
 
 def _forms_left_by(kind: LayerSpec):
     """Yields one part for each form that a layer kind leaves behind."""
     if kind.local is not None:
-        yield _Part(Form.SWA_WINDOW, kind.local.entry, Geometry(local=kind.local))
+        geometry = Geometry(local=kind.local)
+        yield _Part(Part.LOCAL, Form.SWA_WINDOW, kind.local.entry, geometry)
     if kind.global_ is not None:
         form = Form.FULL_KV if kind.global_.ratio == 1 else Form.COMPRESSED_KV
-        yield from _history_parts(form, kind.global_, "")
+        yield from _history_parts(form, kind.global_, Part.ENTRIES, Part.ENTRIES_RAW)
     if kind.index is not None:
-        yield from _history_parts(Form.INDEXER_STATE, kind.index, ".index")
+        form = Form.INDEXER_STATE
+        yield from _history_parts(form, kind.index, Part.INDEX, Part.INDEX_RAW)
     if kind.recurrent is not None:
-        yield _Part(Form.RECURRENT_STATE, kind.recurrent.state)
+        yield _Part(Part.STATE, Form.RECURRENT_STATE, kind.recurrent.state)
 
 
-def _history_parts(form: Form, part, suffix: str):
+def _history_parts(form: Form, history, part: Part, raw_part: Part):
     """The entries of a history, and the raw rows behind its boundary if any."""
-    geometry = Geometry(ratio=part.ratio)
-    yield _Part(form, part.entry, geometry, entry_tokens=part.ratio)
-    if part.raw is not None:
-        geometry = Geometry(ratio=part.ratio, halo=part.overlap * part.ratio)
-        yield _Part(Form.UNCOMPRESSED_TAIL, part.raw, geometry, suffix=suffix)
+    geometry = Geometry(ratio=history.ratio)
+    yield _Part(part, form, history.entry, geometry, entry_tokens=history.ratio)
+    if history.raw is not None:
+        halo = history.overlap * history.ratio
+        geometry = Geometry(ratio=history.ratio, halo=halo)
+        yield _Part(raw_part, Form.UNCOMPRESSED_TAIL, history.raw, geometry)
+
+
+def _one_per_block(part: _Part) -> bool:
+    """A checkpoint stands for the whole block at whose end it was taken."""
+    return RULES[part.form].exact
 
 
 def _most_rows(pool: PoolSpec) -> int:
-    """Most rows of a bounded form that one sequence holds."""
-    if RULES[pool.form].exact:
-        return 1
-    if pool.geometry.local is not None:
-        return pool.geometry.local.size
-    return pool.geometry.halo + pool.geometry.ratio - 1
+    """Most rows of a bounded form that are in use at once.
+
+    The token that is being run is counted: a window holds it, a compressor pools it.
+    """
+    reach = RULES[pool.form].reach(pool.geometry)
+    return 1 if RULES[pool.form].exact else reach + 1
 
 
 def _check_owners(layers, index: int, layer: LayerSpec) -> None:
@@ -289,12 +335,56 @@ def _check_owners(layers, index: int, layer: LayerSpec) -> None:
             )
 
 
-def _check_block(form: Form, size: int, ratio: int) -> None:
-    if size < 1 or size % ratio:
+def _check_selection(layers, index: int, layer: LayerSpec) -> None:
+    """Whether there is something to select from, something to rank it by, in units."""
+    entries = layer.global_
+    if entries is None and layer.kv_owner is not None:
+        entries = layers[layer.kv_owner].global_
+    if layer.select_owner is not None:
+        select = layers[layer.select_owner].select
+    else:
+        select = layer.select
+    if select is None:
+        return
+    where = f"Layer {index}"
+    if entries is None:
+        raise ValueError(f"{where} selects, but has no entries to select from.")
+    if select.unit % entries.ratio:
         raise ValueError(
-            f"block_tokens for {form.name} must be a positive multiple of its "
-            f"compression ratio {ratio}, got {size}."
+            f"{where}: a unit of {select.unit} tokens must be a multiple of the "
+            f"entries' ratio {entries.ratio}."
         )
+    if layer.select_owner is not None:
+        return
+    keys = layer.index
+    if layer.index_owner is not None:
+        keys = layers[layer.index_owner].index
+    if keys is None:
+        raise ValueError(
+            f"{where} selects, but nothing ranks its entries; give it index keys or an "
+            "index_owner, or let it reuse a selection (select_owner)."
+        )
+    if select.unit % keys.ratio:
+        raise ValueError(
+            f"{where}: a unit of {select.unit} tokens must be a multiple of the index "
+            f"keys' ratio {keys.ratio}."
+        )
+
+
+def _block_size(wanted: int | Mapping[Form, int] | None, part: _Part) -> int:
+    """Tokens per block of one pool."""
+    per_entry = part.entry_tokens
+    default = -(-DEFAULT_BLOCK_TOKENS // per_entry) * per_entry
+    if isinstance(wanted, int):
+        size = wanted
+    else:
+        size = (wanted or {}).get(part.form, default)
+    if size < 1 or size % per_entry:
+        raise ValueError(
+            f"block_tokens for {part.form.name} must be a positive multiple of its "
+            f"compression ratio {per_entry}, got {size}."
+        )
+    return size
 
 
 def _plain(value):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
-from hybridcache_jax.spec import storage_dtype
+from hybridcache_jax.planes import storage_dtype, storage_width
 
 
 @jax.tree_util.register_dataclass
@@ -84,7 +84,7 @@ def init(plan: CapacityPlan) -> HybridCache:
     pools = tuple(
         {
             plane.name: jnp.zeros(
-                (len(pool.layers), count, pool.block_entries, plane.width),
+                (len(pool.layers), count, pool.block_entries, storage_width(plane)),
                 storage_dtype(plane.dtype, plan.backend),
             )
             for plane in pool.entry.planes

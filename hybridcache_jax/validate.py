@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Reason, Stage
-from hybridcache_jax.forms import RULES, Form, required
+from hybridcache_jax.forms import RULES, Form, Read, required
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from pallas_kernels.contracts import ReadContract
 
@@ -54,14 +54,25 @@ def layout(spec: CacheSpec, contract: ReadContract) -> tuple[str, ...]:
     """
     refusals = []
     for pool in spec.pools:
-        names = frozenset(plane.name for plane in pool.entry.planes)
-        for plane in pool.entry.planes:
-            refusal = contract.refusal(dtype=plane.dtype, dim=plane.dim, planes=names)
+        if RULES[pool.form].read is Read.NONE:
+            continue
+        entry = pool.entry
+        read = {plane.name for plane in (*entry.key_planes, *entry.value_planes)}
+        where = f"{pool.name}, read '{contract.name}'"
+        if not entry.key_planes:
+            names = [plane.name for plane in entry.planes]
+            refusals.append(
+                f"{where}: nothing is the key of planes {names}; name one 'k', or say "
+                "which make the key"
+            )
+        for plane in entry.planes:
+            refusal = contract.refusal(dtype=plane.dtype, dim=plane.dim)
+            if plane.name not in read | entry.scale_planes:
+                refusal = "it is neither key, value nor scale"
+            elif plane.name in entry.scale_planes:
+                refusal = None
             if refusal:
-                refusals.append(
-                    f"{pool.name}, plane {plane.name}: read '{contract.name}': "
-                    f"{refusal}"
-                )
+                refusals.append(f"{where}, plane {plane.name}: {refusal}")
     return tuple(refusals)
 
 

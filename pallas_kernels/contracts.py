@@ -24,19 +24,13 @@ class ReadContract:
     max_head_dim: int
     block_alignment: int
 
-    def refusal(self, *, dtype: str, dim: int, planes: frozenset[str]) -> str | None:
-        """Why a plane is not accepted; None if it is.
+    def refusal(self, *, dtype: str, dim: int) -> str | None:
+        """Why a plane of a key or value is not accepted; None if it is.
 
         Args:
           dtype: logical dtype of the plane.
-          dim: its head dimension.
-          planes: names of all planes of the entry.
+          dim: its elements per head.
         """
-        if "k" not in planes or planes - {"k", "v"}:
-            return (
-                f"reads need planes named 'k' and 'v' (or 'k' alone, shared), "
-                f"got {sorted(planes)}"
-            )
         if dtype not in self.dtypes:
             return f"dtype {dtype} is not one of {sorted(self.dtypes)}"
         if dim > self.max_head_dim:
@@ -48,7 +42,17 @@ class ReadContract:
 # every backend has.
 XLA = ReadContract(
     name="xla",
-    dtypes=frozenset({"float32", "float16", "bfloat16"}),
+    dtypes=frozenset(
+        {
+            "float32",
+            "float16",
+            "bfloat16",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "float4_e2m1fn",
+            "int8",
+        }
+    ),
     max_head_dim=1024,
     block_alignment=4,
 )

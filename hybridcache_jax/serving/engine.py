@@ -288,6 +288,10 @@ class Engine:
         chunk = self.buckets.max_chunk
         stop = seq.position - seq.position % chunk + chunk
         end = min(stop, len(seq.tokens))
+        if self._takes_checkpoints:
+            # A state becomes a checkpoint only where a step ends on the grid.
+            last = end - end % self.plan.spec.grid
+            end = last if last > seq.position else end
         return seq.tokens[seq.position : end]
 
     def _make_room(self, ready, parts) -> None:

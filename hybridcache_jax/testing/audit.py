@@ -9,7 +9,7 @@ import numpy as np
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import Form, required
-from hybridcache_jax.layers import named_dtype
+from hybridcache_jax.planes import from_storage
 from hybridcache_jax.rows import block_numbers
 from hybridcache_jax.state import HybridCache, StateTable
 
@@ -24,16 +24,17 @@ def row_state(cache: HybridCache, row: int) -> RowState:
       row: a live row.
 
     Returns:
-      Per pool name: ``"positions"`` ``[n]`` int32 ascending, and per plane
-      ``[L, n, heads, dim]`` in the logical dtype.
+      Per pool name: ``"positions"`` ``[n]`` int32 ascending, first token position of
+      each entry, and per plane ``[L, n, heads, dim]`` in the logical dtype.
     """
     plan = cache.plan
     length = int(cache.rows.length[row])
     state = {}
     for index, pool in enumerate(plan.spec.pools):
-        size = pool.block_tokens
+        size, step = pool.block_tokens, pool.entry_tokens
         lo, hi = required(pool.form, pool.geometry, length)
-        positions = np.arange(max(lo, int(cache.rows.since[row, index])), hi)
+        lo = max(lo, int(cache.rows.since[row, index]))
+        positions = np.arange(lo - lo % step, hi, step)
         ids = np.array(cache.rows.blocks[index][row])
         reach = max(length, int(cache.rows.held[row, index]))
         numbers = block_numbers(np.array([reach]), size, len(ids))[0]
@@ -42,11 +43,8 @@ def row_state(cache: HybridCache, row: int) -> RowState:
         state[pool.name] = {"positions": positions.astype(np.int32)}
         for plane in pool.entry.planes:
             memory = np.array(cache.pools[index][plane.name])
-            stored = memory[:, blocks, positions % size]
-            value = stored.view(named_dtype(plane.dtype))
-            state[pool.name][plane.name] = value.reshape(
-                *value.shape[:2], plane.heads, plane.dim
-            )
+            stored = memory[:, blocks, positions % size // step]
+            state[pool.name][plane.name] = np.array(from_storage(plane, stored))
     return state
 
 

@@ -200,9 +200,9 @@ def test_chunk_needs_its_own_beginning(size):
     assert lo >= hi
 
 
-def test_checkpoint_needs_no_range():
+def test_checkpoint_stands_at_the_last_token_folded_in():
     answers = in_each_namespace(Form.RECURRENT_STATE, Geometry(), [0, 1, 7, 8])
-    assert all(lo >= hi for lo, hi in answers)
+    assert answers == [(0, 0), (0, 1), (6, 7), (7, 8)]
     assert RULES[Form.RECURRENT_STATE].exact
 
 

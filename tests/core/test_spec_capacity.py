@@ -28,7 +28,8 @@ from hybridcache_jax.layers import (
     TopK,
     Window,
 )
-from hybridcache_jax.spec import CacheSpec, storage_dtype
+from hybridcache_jax.planes import storage_dtype
+from hybridcache_jax.spec import CacheSpec, Part
 
 ROW = Entry.kv(1, 4)
 WINDOW = LayerSpec(local=Window(6, ROW))
@@ -92,9 +93,9 @@ def test_layers_of_one_kind_share_a_group_and_its_pools():
         "swa_window.2",
     ]
     assert [pool.layers for pool in spec.pools] == [(0, 2), (1, 4), (3,)]
-    assert spec.place(2) == ((0, 1),)
-    assert spec.place(4) == ((1, 1),)
-    assert spec.place(3) == ((2, 0),)
+    assert spec.find(2, Part.LOCAL) == (0, 1)
+    assert spec.find(4, Part.ENTRIES) == (1, 1)
+    assert spec.find(3, Part.LOCAL) == (2, 0)
 
 
 def test_one_layer_may_leave_many_forms():
@@ -113,7 +114,7 @@ def test_one_layer_may_leave_many_forms():
         ("uncompressed_tail.0.index", Form.UNCOMPRESSED_TAIL),
         ("recurrent_state.0", Form.RECURRENT_STATE),
     ]
-    assert [pool.entry_tokens for pool in spec.pools] == [1, 4, 1, 4, 1, 1]
+    assert [pool.entry_tokens for pool in spec.pools] == [1, 4, 1, 4, 1, 32]
     assert [pool.geometry.halo for pool in spec.pools] == [0, 0, 4, 0, 4, 0]
     assert spec.groups[0].pools == tuple(range(6))
     names = [pool.name for pool in spec.pools]
@@ -155,14 +156,15 @@ def test_readers_own_nothing_and_are_placed_at_their_owner():
     layers = [WINDOW, FULL, LayerSpec(kv_owner=1), LayerSpec(kv_owner=0)]
     spec = CacheSpec.from_layers(layers, block_tokens=4)
     assert [pool.layers for pool in spec.pools] == [(0,), (1,)]
-    assert spec.place(2) == spec.place(1) == ((1, 0),)
-    assert spec.place(3) == spec.place(0) == ((0, 0),)
+    for reader, owner, part in ((2, 1, Part.ENTRIES), (3, 0, Part.LOCAL)):
+        assert spec.find(reader, part) == spec.find(owner, part) is not None
+    assert spec.find(2, Part.LOCAL) is spec.find(3, Part.ENTRIES) is None
     alone = CacheSpec.from_layers(layers[:2], block_tokens=4)
     assert spec.bytes_per_token() == alone.bytes_per_token()
     assert spec.fixed_bytes() == alone.fixed_bytes()
     for layer in (-1, 4):
         with pytest.raises(ValueError, match="0 to 3"):
-            spec.place(layer)
+            spec.find(layer, Part.LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +201,53 @@ def test_an_owner_has_what_its_reader_reads(owner, reader, field):
         CacheSpec.from_layers([owner, reader])
 
 
+INDEXED = LayerSpec(global_=Entries(ROW, 4, raw=ROW), index=IndexKeys(ROW, 4, raw=ROW))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([LayerSpec(local=Window(4, ROW), select=TopK(3))], "no entries to select"),
+        ([LayerSpec(global_=Entries(ROW), select=TopK(3))], "nothing ranks"),
+        ([dataclasses.replace(INDEXED, select=TopK(3, unit=2))], "entries' ratio 4"),
+        (
+            [
+                LayerSpec(
+                    global_=Entries(ROW), index=IndexKeys(ROW, 4, raw=ROW), select=TopK(3)
+                )
+            ],
+            "index keys' ratio 4",
+        ),
+        (
+            [
+                LayerSpec(global_=Entries(ROW), index=IndexKeys(ROW), select=TopK(3)),
+                LayerSpec(global_=Entries(ROW, 4, raw=ROW), select_owner=0),
+            ],
+            "Layer 1: a unit of 1 tokens",
+        ),
+    ],
+)
+def test_a_selection_has_entries_a_ranking_and_whole_units(layers, message):
+    with pytest.raises(ValueError, match=message):
+        CacheSpec.from_layers(layers)
+
+
+def test_what_a_layer_reads_of_others_makes_no_group():
+    own = LayerSpec(global_=Entries(ROW), index=IndexKeys(ROW), select=TopK(3))
+    reader = LayerSpec(global_=Entries(ROW), select_owner=0)
+    other = LayerSpec(global_=Entries(ROW), index_owner=0, select=TopK(2))
+    spec = CacheSpec.from_layers([own, reader, reader, other])
+    assert [group.layers for group in spec.groups] == [(0,), (1, 2, 3)]
+    assert spec.find(3, Part.INDEX) == spec.find(0, Part.INDEX)
+    assert spec.find(1, Part.INDEX) is None
+
+
+def test_blocks_are_as_long_as_their_ratio_asks_for():
+    layers = [LayerSpec(global_=Entries(ROW, ratio, raw=ROW)) for ratio in (6, 128)]
+    spec = CacheSpec.from_layers(layers)
+    assert [pool.block_tokens for pool in spec.pools] == [36, 32, 128, 32]
+
+
 # --- fingerprints -------------------------------------------------------------------
 
 RICH = LayerSpec(
@@ -224,6 +273,15 @@ def variants():
     yield "dim", local(dim=8), 4
     yield "heads and dim", local(heads=4, dim=2), 4
     yield "dtype", local(dtype="float16"), 4
+    entry = RICH.local.entry
+    said = change(entry, convention="other")
+    yield "convention", change(RICH, local=Window(6, said)), 4
+    named = change(entry, key=("k",))
+    yield "key", change(RICH, local=Window(6, named)), 4
+    scaled = Entry((change(plane, scale="s", run=2), Plane("s", 2, 2, "bfloat16")))
+    yield "scale", change(RICH, local=Window(6, scaled)), 4
+    run = Entry((change(plane, scale="s", run=4), Plane("s", 2, 2, "bfloat16")))
+    yield "run", change(RICH, local=Window(6, run)), 4
     yield "ratio", change(RICH, global_=change(RICH.global_, ratio=2)), 4
     yield "overlap", change(RICH, global_=change(RICH.global_, overlap=0)), 4
     yield "raw", change(RICH, global_=change(RICH.global_, raw=Entry.kv(1, 2))), 4
@@ -232,7 +290,7 @@ def variants():
     yield "index overlap", change(RICH, index=change(RICH.index, overlap=0)), 4
     yield "index pooling", change(RICH, index=IndexKeys(ROW, 4)), 4
     yield "top k", change(RICH, select=change(RICH.select, k=9)), 4
-    yield "unit", change(RICH, select=change(RICH.select, unit=2)), 4
+    yield "unit", change(RICH, select=change(RICH.select, unit=8)), 4
     yield "local units", change(RICH, select=change(RICH.select, local_units=0)), 4
     yield "open tail", change(RICH, select=change(RICH.select, open_tail=True)), 4
     yield "per", change(RICH, select=change(RICH.select, per="kv_group")), 4
@@ -275,7 +333,10 @@ def test_equal_specs_have_equal_fingerprints():
     def build():
         return CacheSpec.from_layers(
             [
-                LayerSpec(local=Window(6, Entry.kv(1, 4)), select=TopK(3)),
+                LayerSpec(
+                    global_=Entries(ROW), index=IndexKeys(ROW), select=TopK(3)
+                ),
+                LayerSpec(local=Window(6, Entry.kv(1, 4))),
                 LayerSpec(global_=Entries(Entry.kv(1, 4))),
             ],
             block_tokens=4,
@@ -374,11 +435,11 @@ def test_bytes_of_real_models(name):
 
 def test_fixed_bytes_of_tails_and_states():
     layers = [
-        LayerSpec(global_=Entries(ROW, 4, 1, raw=opaque(10))),  # 4 + 3 rows at most
-        LayerSpec(global_=Entries(ROW, 8, raw=opaque(100))),  # 7 rows at most
+        LayerSpec(global_=Entries(ROW, 4, 1, raw=opaque(10))),  # 4 + 4 rows at most
+        LayerSpec(global_=Entries(ROW, 8, raw=opaque(100))),  # 8 rows at most
         LayerSpec(recurrent=RecurrentState(opaque(1_000))),
     ]
-    assert CacheSpec.from_layers(layers).fixed_bytes() == 7 * 10 + 7 * 100 + 1_000
+    assert CacheSpec.from_layers(layers).fixed_bytes() == 8 * 10 + 8 * 100 + 1_000
 
 
 # --- storage dtypes -----------------------------------------------------------------
@@ -594,22 +655,6 @@ def test_budgets_are_positive(text):
 )
 def test_bytes_for_people(size, text):
     assert format_bytes(size) == text
-
-
-@pytest.mark.parametrize(
-    ("layers", "form"),
-    [
-        ([LayerSpec(global_=Entries(ROW, 4, raw=ROW))], "COMPRESSED_KV"),
-        ([FULL, LayerSpec(recurrent=RecurrentState(ROW))], "RECURRENT_STATE"),
-        (
-            [LayerSpec(global_=Entries(ROW), index=IndexKeys(ROW, 4, raw=ROW))],
-            "INDEXER_STATE",
-        ),
-    ],
-)
-def test_forms_without_storage_are_refused(layers, form):
-    with pytest.raises(ValueError, match=f"{form}.*no storage yet"):
-        plan(CacheSpec.from_layers(layers))
 
 
 @pytest.mark.parametrize(

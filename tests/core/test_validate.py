@@ -100,10 +100,9 @@ def test_layout_accepts_what_the_read_supports():
 @pytest.mark.parametrize(
     ("entry", "planes", "message"),
     [
-        (Entry.kv(2, 128, "float8_e4m3fn"), ["k", "v"], "float8_e4m3fn"),
+        (Entry.kv(2, 128, "float8_e8m0fnu"), ["k", "v"], "float8_e8m0fnu"),
         (Entry.kv(1, 1025), ["k", "v"], "1025 exceeds 1024"),
-        (Entry((Plane("v", 1, 4),)), ["v"], "planes named"),
-        (Entry((Plane("k", 1, 4), Plane("scale", 1, 4))), ["k", "scale"], "planes"),
+        (Entry((Plane("k", 1, 4), Plane("x", 1, 4))), ["x"], "neither key, value nor"),
         (Entry((Plane("k", 1, 4), Plane("v", 1, 4, "float64"))), ["v"], "float64"),
     ],
 )
@@ -111,8 +110,32 @@ def test_layout_says_what_is_refused_and_where(entry, planes, message):
     refusals = layout(spec_of(entry), XLA)
     assert len(refusals) == len(planes)
     for plane, text in zip(planes, refusals, strict=True):
-        assert f"full_kv.0, plane {plane}: read 'xla'" in text
+        assert f"full_kv.0, read 'xla', plane {plane}: " in text
         assert message in text
+
+
+def test_layout_refuses_entries_without_a_key():
+    (refusal,) = layout(spec_of(Entry((Plane("v", 1, 4),))), XLA)
+    assert "nothing is the key of planes ['v']" in refusal
+
+
+def test_layout_leaves_alone_what_no_attention_reads():
+    raw = Entry((Plane("value", 1, 4096), Plane("gate", 1, 4096, "float64")))
+    layers = [
+        LayerSpec(global_=Entries(ROW, 4, raw=raw)),
+        LayerSpec(recurrent=RecurrentState(raw)),
+    ]
+    assert layout(CacheSpec.from_layers(layers), XLA) == ()
+
+
+def test_layout_accepts_planes_of_scales():
+    entry = Entry(
+        (
+            Plane("k", 1, 64, "float8_e4m3fn", scale="k_scale", run=32),
+            Plane("k_scale", 1, 2, "float8_e8m0fnu"),
+        )
+    )
+    assert layout(spec_of(entry), XLA) == ()
 
 
 def test_layout_looks_at_every_pool():

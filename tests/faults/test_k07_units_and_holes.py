@@ -24,7 +24,7 @@ def test_the_plan_promises_what_is_there_and_keeps_it(data):
     size = data.draw(st.sampled_from([8, 12, 16, 20, 23, 24]))
     session = toy.Session(model)
     session.store(history[:size], [4], each=True)
-    held = toy.all_blocks(model, size)
+    held = toy.stored_blocks(model, session.cache)
     whole = [*history[:size], 1][:24]
 
     places = [(layer, b) for layer, blocks in enumerate(held) for b in sorted(blocks)]

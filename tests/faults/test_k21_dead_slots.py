@@ -29,7 +29,7 @@ def used_slots(cache, *, behind: bool):
     """
     kinds = {}
     for layer, kind in enumerate(cache.plan.spec.layers):
-        ((pool, _),) = cache.plan.spec.place(layer)
+        pool, _ = toy.pool_of(cache.plan.spec, layer)
         kinds[pool] = kind.local
     lengths = np.asarray(cache.rows.length)
     since = np.asarray(cache.rows.since)

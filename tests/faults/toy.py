@@ -22,11 +22,19 @@ import numpy as np
 import hybridcache_jax as hc
 from hybridcache_jax import lifecycle
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.spec import Part
 from hybridcache_jax.testing.audit import row_state, violations
 
 P = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
 VOCAB = 10
 WIDTH = 8  # tokens of one row in one step, in every model
+
+
+def pool_of(spec: hc.CacheSpec, layer: int) -> tuple[int, int]:
+    """Pool of a layer that keeps one form, and its place on the pool's layer axis."""
+    found = spec.find(layer, Part.LOCAL) or spec.find(layer, Part.ENTRIES)
+    assert found is not None
+    return found
 
 
 def v(tokens: Sequence[int]) -> list[int]:
@@ -103,7 +111,7 @@ class Model:
 
     def pool_of(self, layer: int) -> int:
         """Index of the pool that holds the entries of ``layer``."""
-        ((pool, _),) = self.plan.spec.place(layer)
+        pool = pool_of(self.plan.spec, layer)[0]
         return pool
 
     def block(self, layer: int) -> int:
@@ -499,7 +507,7 @@ class Session:
         state = row_state(self.cache, lease.row)
         positions, ks, vs = [], [], []
         for layer in range(len(self.model.kinds)):
-            ((pool, place),) = self.model.plan.spec.place(layer)
+            pool, place = pool_of(self.model.plan.spec, layer)
             held = state[self.model.plan.spec.pools[pool].name]
             positions.append(tuple(held["positions"].tolist()))
             ks.append(held["k"][place])

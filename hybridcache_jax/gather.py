@@ -1,0 +1,69 @@
+"""Reading stored entries back: by block, and by position."""
+
+import jax
+import jax.numpy as jnp
+
+from hybridcache_jax.planes import from_storage
+from hybridcache_jax.spec import PoolSpec
+
+Planes = dict[str, jax.Array]
+
+
+def whole_blocks(
+    pool: PoolSpec, memory: Planes, layer: int, ids: jax.Array
+) -> Planes:
+    """Every entry of some blocks.
+
+    Args:
+      pool: layout.
+      memory: plane to ``[L, P, S, width]``.
+      layer: position on the pool's layer axis.
+      ids: ``[B, K]`` int32; ids outside the pool give anything.
+
+    Returns:
+      Plane to ``[B, K * S, heads, dim]`` in its logical dtype.
+    """
+    loaded = {}
+    for plane in pool.entry.planes:
+        stored = memory[plane.name].at[layer, ids]
+        value = from_storage(
+            plane, stored.get(mode="clip", wrap_negative_indices=False)
+        )
+        loaded[plane.name] = value.reshape(ids.shape[0], -1, plane.heads, plane.dim)
+    return loaded
+
+
+def at_positions(
+    pool: PoolSpec,
+    memory: Planes,
+    layer: int,
+    blocks: jax.Array,
+    positions: jax.Array,
+    num_blocks: int,
+) -> tuple[Planes, jax.Array]:
+    """Single entries of each row.
+
+    Args:
+      pool: layout.
+      memory: plane to ``[L, P, S, width]``.
+      layer: position on the pool's layer axis.
+      blocks: ``[B, C]`` int32, the rows' columns: block ``j`` in ``j % C``.
+      positions: ``[B, ...]`` int32, a position that the entry stands for.
+      num_blocks: ``P``.
+
+    Returns:
+      Plane to ``[B, ..., heads, dim]`` in its logical dtype, and ``[B, ...]`` bool:
+      which positions have a block.  Others, negative ones among them, give anything.
+    """
+    flat = positions.reshape(positions.shape[0], -1)
+    column = flat // pool.block_tokens % blocks.shape[1]
+    ids = jnp.take_along_axis(blocks, column, axis=1).reshape(positions.shape)
+    there = (ids >= 0) & (ids < num_blocks) & (positions >= 0)
+    offset = positions % pool.block_tokens // pool.entry_tokens
+    loaded = {}
+    for plane in pool.entry.planes:
+        stored = memory[plane.name].at[layer, ids, offset]
+        loaded[plane.name] = from_storage(
+            plane, stored.get(mode="clip", wrap_negative_indices=False)
+        )
+    return loaded, there

@@ -1,0 +1,158 @@
+"""Between the logical values of an entry and the arrays that hold them.
+
+Values enter as the model made them and leave as it will read them; in between they
+may be quantised, packed, or held as integers.  Scales are planes of the same entry:
+they are made here, written in the same update, and lie in the same block, so values
+can never meet the scales of another entry.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from hybridcache_jax.layers import Entry, Plane, element_bits, named_dtype
+
+
+def storage_dtype(name: str, backend: str) -> np.dtype:
+    """The dtype in which a backend holds a plane; values are bit-cast at the edge.
+
+    XLA's CPU backend converts a whole pool on every scatter into bfloat16 or
+    float8 and writes unsigned integers of the same width in place (measured), so
+    on CPU those are held as integers.  Elements of less than a byte are packed into
+    bytes everywhere.
+
+    Args:
+      name: logical dtype.
+      backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+    """
+    dtype = named_dtype(name)
+    if element_bits(name) < 8:
+        return np.dtype("uint8")
+    if backend == "cpu" and dtype.isbuiltin == 2:
+        return np.dtype(f"uint{8 * dtype.itemsize}")
+    return dtype
+
+
+def storage_width(plane: Plane) -> int:
+    """Elements of the storage dtype that hold one entry of a plane."""
+    bits = element_bits(plane.dtype)
+    return plane.width if bits >= 8 else plane.nbytes
+
+
+def quantise(entry: Entry, planes: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Every plane of an entry in its logical dtype, scales made where they are due.
+
+    The scale of a run is the least that brings its largest magnitude within the
+    dtype's range, rounded up to a power of two where the scale's dtype holds nothing
+    else (microscaling: Rouhani et al., 2023).
+
+    Args:
+      entry: layout.
+      planes: ``[..., heads, dim]`` each, without the planes of scales.
+
+    Raises:
+      ValueError: for planes of other names than the entry declares.
+    """
+    names = [p.name for p in entry.planes if p.name not in entry.scale_planes]
+    if sorted(planes) != sorted(names):
+        raise ValueError(
+            f"This entry takes the planes {names}, got {sorted(planes)}; give exactly "
+            "what the layer's Entry declares, without the planes of scales."
+        )
+    result: dict[str, jax.Array] = {}
+    for name in names:
+        plane, value = entry[name], planes[name]
+        if plane.scale is not None:
+            scale = _scales(plane, entry[plane.scale], value)
+            result[plane.scale] = scale
+            value = _within_range(plane, value / _spread(plane, scale))
+        result[name] = value.astype(named_dtype(plane.dtype))
+    return result
+
+
+def to_storage(plane: Plane, value: jax.Array, backend: str) -> jax.Array:
+    """``[..., heads, dim]`` in the logical dtype to ``[..., storage_width]``."""
+    value = value.reshape(*value.shape[:-2], plane.width)
+    if element_bits(plane.dtype) >= 8:
+        return jax.lax.bitcast_convert_type(value, storage_dtype(plane.dtype, backend))
+    codes = jax.lax.bitcast_convert_type(value, jnp.uint4).astype(jnp.uint8)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def from_storage(plane: Plane, stored: jax.Array) -> jax.Array:
+    """The inverse of :func:`to_storage`."""
+    dtype = named_dtype(plane.dtype)
+    if element_bits(plane.dtype) < 8:
+        codes = jnp.stack([stored & 15, stored >> 4], axis=-1)
+        stored = codes.reshape(*stored.shape[:-1], plane.width).astype(jnp.uint4)
+    value = jax.lax.bitcast_convert_type(stored, dtype)
+    return value.reshape(*value.shape[:-1], plane.heads, plane.dim)
+
+
+def dequantise(entry: Entry, planes: Mapping[str, jax.Array], name: str) -> jax.Array:
+    """One plane as the model gave it, float32, up to its rounding.
+
+    Args:
+      entry: layout.
+      planes: every plane, ``[..., heads, dim]`` in its logical dtype.
+      name: the plane.
+    """
+    plane, value = entry[name], planes[name].astype(jnp.float32)
+    if plane.scale is None:
+        return value
+    return value * _spread(plane, planes[plane.scale])
+
+
+def keys_and_values(
+    entry: Entry, planes: Mapping[str, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """What attention reads of entries: ``[..., heads, D]`` and ``[..., heads, Dv]``."""
+    parts = {
+        plane.name: dequantise(entry, planes, plane.name)
+        for plane in (*entry.key_planes, *entry.value_planes)
+    }
+
+    def join(wanted: tuple[Plane, ...]) -> jax.Array:
+        return jnp.concatenate([parts[plane.name] for plane in wanted], axis=-1)
+
+    return join(entry.key_planes), join(entry.value_planes)
+
+
+def _scales(plane: Plane, scale: Plane, value: jax.Array) -> jax.Array:
+    """``[..., heads, scale.dim]``; places beyond the runs are 1."""
+    runs = value.astype(jnp.float32).reshape(*value.shape[:-1], -1, plane.run)
+    needed = jnp.max(jnp.abs(runs), axis=-1) / _largest(plane)
+    if scale.dtype == "float8_e8m0fnu":
+        mantissa, exponent = jnp.frexp(needed)
+        exponent = jnp.clip(exponent - (mantissa == 0.5), -126, 127)
+        needed = jnp.where(needed > 0, jnp.ldexp(jnp.float32(1), exponent), 0)
+    needed = needed.astype(named_dtype(scale.dtype)).astype(jnp.float32)
+    # Nothing but zeros, or too small to be told from them.
+    needed = jnp.where(needed > 0, needed, 1.0)
+    spare = [(0, 0)] * (needed.ndim - 1) + [(0, scale.dim - needed.shape[-1])]
+    padded = jnp.pad(needed, spare, constant_values=1.0)
+    return padded.astype(named_dtype(scale.dtype))
+
+
+def _spread(plane: Plane, scale: jax.Array) -> jax.Array:
+    """Scales repeated over their runs: ``[..., heads, dim]`` float32."""
+    used = scale[..., : plane.dim // plane.run].astype(jnp.float32)
+    return jnp.repeat(used, plane.run, axis=-1)
+
+
+def _within_range(plane: Plane, value: jax.Array) -> jax.Array:
+    """Values as the dtype can hold them: beyond its range float8 has only NaN."""
+    largest = _largest(plane)
+    if named_dtype(plane.dtype).kind in "iu":
+        value = jnp.round(value)
+    return jnp.clip(value, -largest, largest)
+
+
+def _largest(plane: Plane) -> float:
+    dtype = named_dtype(plane.dtype)
+    if dtype.kind in "iu":
+        return float(np.iinfo(dtype).max)
+    return float(ml_dtypes.finfo(dtype).max)

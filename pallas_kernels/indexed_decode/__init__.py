@@ -1,0 +1,1 @@
+"""Reads of single entries that were selected from the history."""

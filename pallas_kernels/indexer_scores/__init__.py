@@ -1,0 +1,1 @@
+"""Ranking the history by its index keys, with streaming top-k."""
