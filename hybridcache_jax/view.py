@@ -147,7 +147,7 @@ class StepView:
     def attend(
         self,
         layer: int,
-        query: jax.Array,
+        q: jax.Array,
         *,
         scale: float,
         soft_cap: float | None = None,
@@ -160,7 +160,7 @@ class StepView:
             self.step,
             self.selections,
             layer,
-            query,
+            q,
             scale=scale,
             soft_cap=soft_cap,
             sinks=sinks,

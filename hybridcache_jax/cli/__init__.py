@@ -67,6 +67,31 @@ def _parser() -> argparse.ArgumentParser:
         "--top-p", type=float, default=1.0, help="nucleus mass, default 1"
     )
     generate.add_argument("--seed", type=int, default=0, help="sampling seed")
+    parity = commands.add_parser(
+        "parity",
+        help="compare a model over the cache with a reference, in every way of running",
+        description="For a folder with config.json, model.safetensors and "
+        "expected.safetensors (tokens [B, T] and logits [B, T, V] of a reference "
+        "implementation, float32): prints the largest logit difference one-shot, token "
+        "by token, in ragged chunks, stopped and continued, in unequal batches, and "
+        "resumed at every legal point, audited grid + window tokens past each. Exit "
+        "code 1 if one is past the tolerance.",
+    )
+    parity.add_argument("folder", metavar="DIR", help="the checkpoint's folder")
+    parity.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="largest difference allowed, default 1e-4; 2e-3 with recurrent layers",
+    )
+    parity.add_argument(
+        "--block-tokens",
+        type=int,
+        default=4,
+        metavar="N",
+        help="tokens per block, default 4; small blocks give many resume points",
+    )
+    parity.add_argument("--json", action="store_true", help="print one JSON object")
     bench = commands.add_parser(
         "bench",
         help="measure, against a floor",

@@ -7,6 +7,7 @@ the same prompt on the same weights.
 import dataclasses
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from flax import nnx
@@ -126,7 +127,7 @@ class Demo:
     def _change_weights(self) -> None:
         """Scales the final norm a little: new weights, and so a new identity."""
         graph, state = nnx.split(self.loaded.model)
-        changed = nnx.merge(graph, state)
+        changed: Any = nnx.merge(graph, state)
         weight = changed.norm.weight
         weight[...] = weight[...] * 1.05
         digest = hashlib.sha256(np.asarray(weight[...]).tobytes())

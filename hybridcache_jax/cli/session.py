@@ -8,12 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hybridcache_jax.errors import TokenizerError
-from hybridcache_jax.models.load import (
-    GEMMA3_270M_SHA256,
-    LoadedModel,
-    bundled_gemma3_270m,
-    load_model,
-)
+from hybridcache_jax.models.bundled import GEMMA3_270M_SHA256, bundled_gemma3_270m
+from hybridcache_jax.models.load import LoadedModel, load_model
 from hybridcache_jax.models.tokenizer import Tokenizer
 from hybridcache_jax.serving.engine import Engine
 
