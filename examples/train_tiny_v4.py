@@ -6,7 +6,7 @@ reference as it comes with Python itself (``pydoc_data``, PSF licence) and the d
 of the demo.  Training runs over whole sequences, without a cache; the indexer learns
 through the attention logits of what it selects (``models.whole_sequence``).
 
-    python examples/train_tiny_v4.py --out tiny_v4
+    python examples/train_tiny_v4.py --out hybridcache_jax/models/tiny_v4_checkpoint
 """
 
 import argparse
@@ -15,6 +15,7 @@ import importlib.resources
 import json
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +23,11 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
-from pydoc_data.topics import topics
 
 from hybridcache_jax.configs.deepseek_v4 import DeepseekV4Config
 from hybridcache_jax.models.byte_tokenizer import BOS, VOCAB_SIZE
 from hybridcache_jax.models.deepseek_v4 import DeepseekV4
+from hybridcache_jax.models.tiny_v4 import write_digest
 from hybridcache_jax.models.whole_sequence import WholeSequenceView
 
 WINDOW, CSA, HCA = (
@@ -123,7 +124,9 @@ def train(steps: int, batch: int, length: int, seed: int, rate: float, out: Path
         mean = float(value) if mean is None else 0.98 * mean + 0.02 * float(value)
         if number % 20 == 0 or number == steps:
             spent = time.perf_counter() - started
-            print(f"{number}/{steps}: {mean:.3f} nats per byte, {spent:.0f} s", flush=True)
+            print(
+                f"{number}/{steps}: {mean:.3f} nats per byte, {spent:.0f} s", flush=True
+            )
         if number % 200 == 0 or number == steps:
             save(out, state)
 
@@ -138,10 +141,13 @@ def save(folder: Path, state: nnx.State) -> None:
     }
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / "params").resolve(), rounded, force=True)
+    write_digest(folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description="Trains the small DeepSeek-V4-style byte model."
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--batch", type=int, default=4)

@@ -145,9 +145,9 @@ def plan_capacity(
     """Divides a byte budget over the pools of a spec.
 
     Every pool first gets what live sequences need: one sequence of ``max_length``
-    and one block for each other row in the growing pools, a full window, tail or state
-    for every row in the bounded ones.  What is left goes to stored prefixes, so that all
-    pools can hold the same number of further tokens.
+    and one block for each other row in the growing pools, a full window, tail or
+    state for every row in the bounded ones.  What is left goes to stored prefixes, so
+    that all pools can hold the same number of further tokens.
 
     Args:
       spec: what is cached.
@@ -267,4 +267,3 @@ def _index_tokens(plan: CapacityPlan) -> int:
         count * pool.block_tokens
         for pool, count in zip(plan.spec.pools, plan.blocks, strict=True)
     )
-

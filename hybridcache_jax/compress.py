@@ -1,7 +1,7 @@
 """Compression: raw rows wait in the tail until their block is complete.
 
-An entry of ratio ``m`` pools the raw rows of tokens ``m*j .. m*j + m - 1``, with overlap
-also those of the block before.  It is made in the step that runs the block's last
+An entry of ratio ``m`` pools the raw rows of tokens ``m*j .. m*j + m - 1``, with
+overlap also those of the block before.  It is made in the step that runs the block's last
 token, before that token attends, and is readable from that token on.
 """
 
@@ -78,7 +78,9 @@ def compress(
     targets = [(entries, made)]
     if index is not None:
         keys = spec.find(layer, Part.INDEX)
-        ratios = [spec.pools[found[0]].entry_tokens for found in (entries, keys) if found]
+        ratios = [
+            spec.pools[found[0]].entry_tokens for found in (entries, keys) if found
+        ]
         if keys is None or len(set(ratios)) > 1:
             raise ValueError(
                 f"Layer {layer} cannot project index keys from its entries: it needs "

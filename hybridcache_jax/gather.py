@@ -9,9 +9,7 @@ from hybridcache_jax.spec import PoolSpec
 Planes = dict[str, jax.Array]
 
 
-def whole_blocks(
-    pool: PoolSpec, memory: Planes, layer: int, ids: jax.Array
-) -> Planes:
+def whole_blocks(pool: PoolSpec, memory: Planes, layer: int, ids: jax.Array) -> Planes:
     """Every entry of some blocks.
 
     Args:

@@ -174,7 +174,7 @@ def _holdings(
 
 
 def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """``[K]`` bool: is there a checkpoint at exactly each point, which ends its block?"""
+    """``[K]`` bool: is there a checkpoint at exactly each point, where a block ends?"""
     last = points // pool.block_tokens - 1
     inside = (points > 0) & (last < len(held))
     if not len(held):

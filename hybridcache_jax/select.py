@@ -116,8 +116,8 @@ def selection_of(
         return None
     if owner not in selections:
         raise ValueError(
-            f"Layer {layer} reads the selection of layer {owner}, which was not made in "
-            f"this step; call `select` for layer {owner} before it attends."
+            f"Layer {layer} reads the selection of layer {owner}, which was not made "
+            f"in this step; call `select` for layer {owner} before it attends."
         )
     units = selections[owner]
     if choice.open_tail:

@@ -158,7 +158,9 @@ class CacheSpec:
                         layers=tuple(members),
                         entry=part.entry,
                         geometry=part.geometry,
-                        entry_tokens=size if _one_per_block(part) else part.entry_tokens,
+                        entry_tokens=size
+                        if _one_per_block(part)
+                        else part.entry_tokens,
                         block_tokens=size,
                     )
                 )
@@ -375,10 +377,8 @@ def _block_size(wanted: int | Mapping[Form, int] | None, part: _Part) -> int:
     """Tokens per block of one pool."""
     per_entry = part.entry_tokens
     default = -(-DEFAULT_BLOCK_TOKENS // per_entry) * per_entry
-    if isinstance(wanted, int):
-        size = wanted
-    else:
-        size = (wanted or {}).get(part.form, default)
+    by_form = {part.form: wanted} if isinstance(wanted, int) else wanted or {}
+    size = by_form.get(part.form, default)
     if size < 1 or size % per_entry:
         raise ValueError(
             f"block_tokens for {part.form.name} must be a positive multiple of its "

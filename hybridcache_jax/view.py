@@ -140,9 +140,7 @@ class StepView:
         chosen = select(
             self.cache.plan, self.cache.pools, self.step, layer, query, weights, scale
         )
-        return dataclasses.replace(
-            self, selections={**self.selections, layer: chosen}
-        )
+        return dataclasses.replace(self, selections={**self.selections, layer: chosen})
 
     def attend(
         self,
@@ -168,9 +166,7 @@ class StepView:
 
     def read_state(self, layer: int) -> dict[str, jax.Array]:
         """Recurrent state before the step; see ``recurrent.read_state``."""
-        return recurrent.read_state(
-            self.cache.plan, self.cache.pools, self.step, layer
-        )
+        return recurrent.read_state(self.cache.plan, self.cache.pools, self.step, layer)
 
     def write_state(self, layer: int, **planes: jax.Array) -> "StepView":
         """Recurrent state after the step; see ``recurrent.write_state``."""

@@ -1,6 +1,7 @@
 """A decode step's time against the context length, per layer kind."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,27 +9,58 @@ import numpy as np
 
 from hybridcache_jax.bench.measure import Measurement, Report, median_seconds
 from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.codes import Stage, Status
+from hybridcache_jax.forms import required
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.layers import Entries, Entry, LayerSpec, Window
+from hybridcache_jax.layers import (
+    Entries,
+    Entry,
+    IndexKeys,
+    LayerSpec,
+    Plane,
+    TopK,
+    Window,
+)
+from hybridcache_jax.pooling import overlapped_gated_softmax
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.state import init
-from hybridcache_jax.view import begin_step, end_step
+from hybridcache_jax.state import HybridCache, init
+from hybridcache_jax.view import StepView, begin_step, end_step
 
 _CONTEXTS = (16_384, 131_072, 1_048_576)
 _VOCABULARY = 256
 _BLOCK = 64
+_HEADS, _DIM = 4, 32
+_RATIO, _SELECTED = 4, 512
+
+_ENTRY = Entry.kv(heads=1, dim=_DIM)
+_ROW = Entry((Plane("k", 1, _DIM),))
+_RAW = Entry((Plane("value", 1, 2 * _DIM), Plane("gate", 1, 2 * _DIM)))
+
+_SPARSE = LayerSpec(
+    local=Window(128, _ROW),
+    global_=Entries(_ROW, _RATIO, overlap=1, raw=_RAW),
+    index=IndexKeys(_ROW, _RATIO, overlap=1, raw=_RAW),
+    select=TopK(_SELECTED, unit=_RATIO),
+)
+
+Run = Callable[[StepView], tuple[StepView, jax.Array]]
 
 
 def run() -> Report:
-    """Times one decode step of one layer at growing context lengths."""
-    entry = Entry.kv(heads=1, dim=32)
+    """Times one decode step of one layer at growing context lengths.
+
+    A layer with selection is timed twice: with the selection given, which is what
+    reads cost, and with its ranking, which looks at every index key by its nature.
+    """
     lines = []
-    for name, layer, goal in (
-        ("window 1,024", LayerSpec(local=Window(1024, entry)), 1.2),
-        ("full history", LayerSpec(global_=Entries(entry)), None),
+    for name, layer, body, goal in (
+        ("window 1,024", LayerSpec(local=Window(1024, _ENTRY)), _per_token, 1.2),
+        (f"window 128 and {_SELECTED} selected entries", _SPARSE, _selected, 1.2),
+        ("the same, ranking included", _SPARSE, _ranked, None),
+        ("full history", LayerSpec(global_=Entries(_ENTRY)), _per_token, None),
     ):
-        times = [_step_time(layer, length) for length in _CONTEXTS]
+        times = [_step_time(layer, length, body) for length in _CONTEXTS]
         for length, seconds in zip(_CONTEXTS, times, strict=True):
             lines.append(
                 Measurement(
@@ -40,11 +72,47 @@ def run() -> Report:
                 )
             )
     return Report(
-        "decode-context", "one layer, 4 query heads, 1 KV head x 32", tuple(lines)
+        "decode-context",
+        f"one layer, {_HEADS} query heads, 1 KV head x {_DIM}, ratio {_RATIO}",
+        tuple(lines),
     )
 
 
-def _step_time(layer: LayerSpec, length: int) -> float:
+def _per_token(view: StepView) -> tuple[StepView, jax.Array]:
+    key = jnp.ones((1, 1, 1, _DIM))
+    view = view.append(0, k=key, v=key)
+    return view, view.attend(0, jnp.ones((1, 1, _HEADS, _DIM)), scale=1.0)
+
+
+def _selected(view: StepView) -> tuple[StepView, jax.Array]:
+    """Reads entries spread evenly over the history."""
+    spread = jnp.arange(_SELECTED, dtype=jnp.int32)
+    closed = view.positions[0, 0] // _RATIO
+    units = (spread * closed // _SELECTED)[None, None, None]
+    view = dataclasses.replace(_written(view), selections={0: units})
+    return view, view.attend(0, jnp.ones((1, 1, _HEADS, _DIM)), scale=1.0)
+
+
+def _ranked(view: StepView) -> tuple[StepView, jax.Array]:
+    query = jnp.ones((1, 1, _HEADS, _DIM))
+    view = _written(view).select(0, query, jnp.ones((1, 1, _HEADS)))
+    return view, view.attend(0, query, scale=1.0)
+
+
+def _written(view: StepView) -> StepView:
+    row, raw = jnp.ones((1, 1, 1, _DIM)), jnp.ones((1, 1, 1, 2 * _DIM))
+
+    def pool(rows, valid, first):
+        del first
+        pooled = overlapped_gated_softmax(rows["value"], rows["gate"], valid, None)
+        return {"k": pooled}
+
+    view = view.append(0, to="local", k=row)
+    view = view.compress(0, pool, value=raw, gate=raw)
+    return view.compress(0, pool, to="index", value=raw, gate=raw)
+
+
+def _step_time(layer: LayerSpec, length: int, body: Run) -> float:
     spec = CacheSpec.from_layers([layer], block_tokens=_BLOCK)
     plan = plan_capacity(
         spec,
@@ -58,12 +126,9 @@ def _step_time(layer: LayerSpec, length: int) -> float:
     identity = Identity(weights="w", config="c", layout=spec.fingerprint)
     cache, lease = prefixes.acquire(init(plan), prefixes.cold_plan([0], identity))
     cache = _as_if_run(cache, lease.row, length)
-    key, query = jnp.ones((1, 1, 1, 32)), jnp.ones((1, 1, 4, 32))
 
     def step(cache, inputs):
-        view = begin_step(cache, inputs, _VOCABULARY)
-        view = view.append(0, k=key, v=key)
-        out = view.attend(0, query, scale=1.0)
+        view, out = body(begin_step(cache, inputs, _VOCABULARY))
         return end_step(view), view.status, out
 
     jitted = jax.jit(step, donate_argnums=0)
@@ -74,38 +139,42 @@ def _step_time(layer: LayerSpec, length: int) -> float:
         return status, out
 
     status, _ = once()
-    if status[0] != 0:
+    if status[0] != Status.OK:
         raise AssertionError(f"The bench's row did not run: status {status[0]}")
     return median_seconds(once, repeat=20)
 
 
-def _as_if_run(cache, row: int, length: int):
+def _as_if_run(cache: HybridCache, row: int, length: int) -> HybridCache:
     """The row as ``length`` tokens would leave it; the entries are zeros."""
-    pool, columns = cache.plan.spec.pools[0], cache.plan.columns(0)
-    size = pool.block_tokens
-    local = pool.geometry.local
-    first = 0 if local is None else local.first_visible(length) // size
-    numbers = np.arange(first, length // size)
-    ids = np.arange(len(numbers), dtype=np.int32)
-    blocks = np.array(cache.rows.blocks[0])
-    epochs = np.array(cache.rows.epochs[0])
-    blocks[row, numbers % columns], epochs[row, numbers % columns] = ids, 1
-    table = cache.tables[0]
-    count = len(ids)
-    table = dataclasses.replace(
-        table,
-        stage=table.stage.at[:count].set(2),
-        form=table.form.at[:count].set(int(pool.form)),
-        version=table.version.at[:count].set(cache.rows.version[row]),
-        epoch=table.epoch.at[:count].set(1),
-        pins=table.pins.at[:count].set(1),
-        first=table.first.at[:count].set(numbers.astype(np.int32) * size),
-        num_free=table.num_free - count,
-    )
+    tables, blocks, epochs = [], [], []
+    for index, pool in enumerate(cache.plan.spec.pools):
+        size, columns = pool.block_tokens, cache.plan.columns(index)
+        lo, hi = required(pool.form, pool.geometry, length)
+        numbers = np.arange(lo // size, -(-hi // size) if lo < hi else lo // size)
+        ids = np.arange(len(numbers), dtype=np.int32)
+        own, seen = (
+            np.array(part[index]) for part in (cache.rows.blocks, cache.rows.epochs)
+        )
+        own[row, numbers % columns], seen[row, numbers % columns] = ids, 1
+        table, count = cache.tables[index], len(ids)
+        tables.append(
+            dataclasses.replace(
+                table,
+                stage=table.stage.at[:count].set(int(Stage.SEALED)),
+                form=table.form.at[:count].set(int(pool.form)),
+                version=table.version.at[:count].set(cache.rows.version[row]),
+                epoch=table.epoch.at[:count].set(1),
+                pins=table.pins.at[:count].set(1),
+                first=table.first.at[:count].set(numbers.astype(np.int32) * size),
+                num_free=table.num_free - count,
+            )
+        )
+        blocks.append(jnp.asarray(own))
+        epochs.append(jnp.asarray(seen))
     rows = dataclasses.replace(
         cache.rows,
         length=cache.rows.length.at[row].set(length),
-        blocks=(jnp.asarray(blocks),),
-        epochs=(jnp.asarray(epochs),),
+        blocks=tuple(blocks),
+        epochs=tuple(epochs),
     )
-    return dataclasses.replace(cache, tables=(table,), rows=rows)
+    return dataclasses.replace(cache, tables=tuple(tables), rows=rows)

@@ -13,10 +13,10 @@ from flax import nnx
 from hybridcache_jax.bench.measure import Measurement, Report
 from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.codes import Verdict
+from hybridcache_jax.configs.gemma3 import Gemma3Config
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import batch_inputs
-from hybridcache_jax.models.config import Gemma3Config
-from hybridcache_jax.models.gemma3 import Gemma3, layer_specs
+from hybridcache_jax.models.gemma3 import Gemma3
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.request import Request
@@ -42,7 +42,7 @@ _CONFIG = {
 def run() -> Report:
     """Serves a stored prefix with new suffixes, and the suffixes alone."""
     config = Gemma3Config.from_hf(_CONFIG)
-    spec = CacheSpec.from_layers(layer_specs(config))
+    spec = CacheSpec.from_layers(config.layers("float32"))
     buckets = Buckets(batch=(1,), chunk=(1, 128))
     plan = plan_capacity(
         spec,

@@ -11,7 +11,8 @@ from rich.table import Table
 
 from hybridcache_jax.cli.session import load, progress_bar
 from hybridcache_jax.errors import CheckpointError
-from hybridcache_jax.testing.parity import ParityReport, Reference, check_parity
+from hybridcache_jax.testing.parity import ParityReport, check_parity
+from hybridcache_jax.testing.parity_run import Reference
 
 _EXPECTED = "expected.safetensors"
 

@@ -13,6 +13,7 @@ from hybridcache_jax.layers import LayerSpec
 _INT32_MAX = 2**31 - 1
 _MAX_LAYERS = 1024
 _MISSING = object()
+_OUTSIDE = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 
 
 class Fields:
@@ -52,6 +53,17 @@ class Fields:
         if not good or not math.isfinite(value):
             raise self.error(name, value, "a finite number")
         return float(value)
+
+    def positive_number(self, name: str, default: float | object = _MISSING) -> float:
+        """A finite number above 0."""
+        value = self.number(name, default)
+        if value <= 0:
+            raise self.error(name, value, "a number above 0")
+        return value
+
+    def cap(self, name: str) -> float | None:
+        """A soft cap, or None where there is none."""
+        return self.positive_number(name) if self.has(name) else None
 
     def flag(self, name: str, default: bool | object = _MISSING) -> bool:
         """True or false."""
@@ -96,11 +108,27 @@ class Fields:
         value = self.content.get(name)
         if value is None:
             return ()
-        values = (value,) if isinstance(value, int) else value
-        return tuple(dict.fromkeys(int(item) for item in values))
+        values = value if isinstance(value, Sequence) else (value,)
+        for item in values:
+            whole = isinstance(item, int) and not isinstance(item, bool)
+            if not whole or not 0 <= item <= _INT32_MAX:
+                raise self.error(name, value, "token ids from 0 to 2**31 - 1")
+        return tuple(dict.fromkeys(values))
+
+    def layer_count(self) -> int:
+        """``num_hidden_layers``, no more than any model has."""
+        count = self.positive("num_hidden_layers")
+        if count > _MAX_LAYERS:
+            # A damaged count must not become a list of billions.
+            raise self.error("num_hidden_layers", count, f"at most {_MAX_LAYERS}")
+        return count
 
     def layer_types(
-        self, count: int, default: Sequence[str] | None, allowed: Sequence[str]
+        self,
+        count: int,
+        default: Sequence[str] | None,
+        allowed: Sequence[str],
+        name: str = "layer_types",
     ) -> tuple[str, ...]:
         """One kind per layer.
 
@@ -108,16 +136,14 @@ class Fields:
           count: number of layers.
           default: the model's own schedule, or None if the config must have one.
           allowed: kinds that the model knows.
+          name: the field.
         """
-        if count > _MAX_LAYERS:
-            # A damaged count must not become a list of billions.
-            raise self.error("num_hidden_layers", count, f"at most {_MAX_LAYERS}")
-        kinds = self.sequence("layer_types", default or _MISSING)
+        kinds = self.sequence(name, default or _MISSING)
         if len(kinds) != count:
-            raise self.error("layer_types", kinds, f"one kind for each of {count}")
+            raise self.error(name, kinds, f"one kind for each of {count}")
         unknown = sorted({str(kind) for kind in kinds} - set(allowed))
         if unknown:
-            raise self.error("layer_types", unknown, f"only {', '.join(allowed)}")
+            raise self.error(name, unknown, f"only {', '.join(allowed)}")
         return kinds
 
     def error(self, name: str, value: Any, expected: str) -> CheckpointError:
@@ -125,8 +151,8 @@ class Fields:
         shown = repr(value)
         shown = shown if len(shown) < 200 else shown[:200] + "..."
         return CheckpointError(
-            f"The config of this {self.model_type} model has {name} = {shown}, expected "
-            f"{expected}. Mend the config, or fetch it anew."
+            f"The config of this {self.model_type} model has {name} = {shown}, "
+            f"expected {expected}. Mend the config, or fetch it anew."
         )
 
     def _get(self, name: str, default: Any) -> Any:
@@ -201,9 +227,9 @@ def common_fields(
     return {
         "vocab_size": fields.positive("vocab_size"),
         "hidden_size": fields.positive("hidden_size"),
-        "num_layers": fields.positive("num_hidden_layers"),
+        "num_layers": fields.layer_count(),
         "num_heads": fields.positive("num_attention_heads"),
-        "rms_norm_eps": fields.number("rms_norm_eps", rms_norm_eps),
+        "rms_norm_eps": fields.positive_number("rms_norm_eps", rms_norm_eps),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", tied),
         "max_position_embeddings": fields.positive(
             "max_position_embeddings", max_positions
@@ -211,3 +237,33 @@ def common_fields(
         "bos_token_id": bos[0] if bos else None,
         "eos_token_ids": fields.ids("eos_token_id"),
     }
+
+
+def text_part(
+    config: Mapping[str, Any], *, multimodal: str, text: str
+) -> dict[str, Any]:
+    """The settings of the text model, whose config may be part of a multimodal one.
+
+    A multimodal config has them in a nested ``text_config``; ids of special tokens and
+    the tie of the embeddings may stand outside of it.
+
+    Args:
+      config: the parsed JSON object.
+      multimodal: ``model_type`` of the whole.
+      text: ``model_type`` of the text model.
+
+    Raises:
+      CheckpointError: if it is another model.
+    """
+    whole = Fields(config, multimodal)
+    model_type = whole.text("model_type", "")
+    if model_type not in (multimodal, text):
+        raise whole.error("model_type", model_type, f"{text!r} or {multimodal!r}")
+    if model_type == text:
+        return dict(config)
+    part = whole.part("text_config")
+    if not part.content:
+        raise whole.error("text_config", None, "the settings of the text model")
+    part.only("model_type", text, text)
+    outside = {name: config[name] for name in _OUTSIDE if whole.has(name)}
+    return {**part.content, **outside}

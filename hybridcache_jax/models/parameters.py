@@ -1,6 +1,7 @@
-"""Parameters of a Flax module by name: their shapes, and a module made of given ones."""
+"""Parameters of a Flax module by name: their shapes, a module made of given ones."""
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,36 @@ from hybridcache_jax.models.checkpoint import check_tensors
 Make = Callable[..., nnx.Module]
 """``Make(config, rngs=..., param_dtype=...)``: a model class."""
 
+Model = TypeVar("Model", bound=nnx.Module)
+
 
 def parameter_shapes(make: Make, config) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter, found without allocating any."""
-    return _shapes(nnx.split(_abstract(make, config, jnp.float32))[1])
+    return {name: leaf.shape for name, leaf in parameter_structs(make, config).items()}
+
+
+def parameter_structs(
+    make: Make, config, param_dtype=jnp.float32
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name, shape and dtype of every parameter, found without allocating any.
+
+    A model may keep some parameters in a dtype of their own, whatever
+    ``param_dtype``.
+    """
+    state = nnx.split(_abstract(make, config, param_dtype))[1]
+    return {
+        _name(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for path, leaf in nnx.to_flat_state(state)
+    }
 
 
 def from_params(
-    make: Make, config, params: Mapping[str, jax.Array], *, param_dtype=jnp.float32
-):
+    make: Callable[..., Model],
+    config,
+    params: Mapping[str, jax.Array],
+    *,
+    param_dtype=jnp.float32,
+) -> Model:
     """A model made of given parameters; no random ones are ever allocated.
 
     Args:
@@ -45,7 +67,7 @@ def from_params(
     return nnx.merge(graph, nnx.map_state(fill, state))
 
 
-def _abstract(make: Make, config, param_dtype):
+def _abstract(make: Callable[..., Model], config, param_dtype) -> Model:
     """The model with shapes in place of arrays."""
     return nnx.eval_shape(
         lambda: make(config, rngs=nnx.Rngs(0), param_dtype=param_dtype)

@@ -10,11 +10,12 @@ Planes = Mapping[str, jax.Array]
 Pool = Callable[[Planes, jax.Array, jax.Array], Planes]
 """Makes entries of raw rows: ``pool(raw, valid, first)``.
 
-``raw`` maps plane to ``[B, K, S, heads, dim]`` float32, the ``S = (1 + overlap) * ratio``
-raw rows of each of ``K`` blocks, oldest first; with overlap the first ``ratio`` rows are
-those of the block before.  ``valid`` is ``[B, K, S]`` bool: rows before the start of the
-sequence are zeros and do not count.  ``first`` is ``[B, K]`` int32, position of the
-block's first token.  The result maps plane to ``[B, K, heads, dim]``.
+``raw`` maps plane to ``[B, K, S, heads, dim]`` float32, the
+``S = (1 + overlap) * ratio`` raw rows of each of ``K`` blocks, oldest first; with
+overlap the first ``ratio`` rows are those of the block before.  ``valid`` is
+``[B, K, S]`` bool: rows before the start of the sequence are zeros and do not count.
+``first`` is ``[B, K]`` int32, position of the block's first token.  The result maps
+plane to ``[B, K, heads, dim]``.
 """
 
 
@@ -82,9 +83,9 @@ class CacheView(Protocol):
     ) -> Self:
         """Ranks the layer's index keys; ``attend`` reads what was selected.
 
-        The score of a key is ``sum over h of weights[h] * relu(scale * query[h] . key)``
-        over the index heads (of the KV group, where selection is per group).  Layers
-        that name this one as ``select_owner`` read the same selection.
+        The score of a key is the sum of ``weights[h] * relu(scale * query[h] . key)``
+        over the index heads ``h`` (of the KV group, where selection is per group).
+        Layers that name this one as ``select_owner`` read the same selection.
 
         Args:
           layer: it must declare ``select``, and own index keys or name their owner.
@@ -135,4 +136,27 @@ class CacheView(Protocol):
           layer: it must own recurrent state.
           **planes: ``[B, heads, dim]`` each, as the layer's RecurrentState declares.
         """
+        ...
+
+
+class Decoder(Protocol):
+    """A model of this package: a Flax NNX module that decodes over a view."""
+
+    def __call__(
+        self, tokens: jax.Array, view: CacheView
+    ) -> tuple[jax.Array, CacheView]:
+        """Runs one step.
+
+        Args:
+          tokens: ``[B, T]`` int32 ids at ``view.positions``.
+          view: the cache.
+
+        Returns:
+          Hidden states after the final norm, ``[B, T, hidden]`` float32, and the view
+          with what these tokens leave in every layer.
+        """
+        ...
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states ``[..., hidden]`` to logits ``[..., vocab]`` float32."""
         ...

@@ -23,8 +23,8 @@ def frequencies(settings: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]
       head_dim: elements per head; ``settings.partial`` of them are rotated.
 
     Returns:
-      ``[rotated // 2]`` float32 radians per position, and the factor on cosine and
-      sine.
+      ``[rotated // 2]`` float32 radians per position, ``[head_dim // 2]`` where the
+      scaling is proportional; and the factor on cosine and sine.
     """
     rotated = int(head_dim * settings.partial)
     if settings.scaling == "yarn":
@@ -38,6 +38,20 @@ def frequencies(settings: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]
             truncate=settings.truncate,
         )
         return stretched, _yarn_attention_factor(settings)
+    if settings.scaling == "llama3":
+        stretched = llama3_frequencies(
+            rotated,
+            settings.theta,
+            factor=settings.factor,
+            original_length=settings.original_length,
+            low_freq_factor=settings.low_freq_factor,
+            high_freq_factor=settings.high_freq_factor,
+        )
+        return stretched, 1.0
+    if settings.scaling == "proportional":
+        plain = inverse_frequencies(head_dim, settings.theta, settings.factor)
+        # The other pairs turn by nothing, so that the whole head can be rotated.
+        return np.where(np.arange(len(plain)) < rotated // 2, plain, 0), 1.0
     if settings.scaling == "linear":
         return inverse_frequencies(rotated, settings.theta, settings.factor), 1.0
     if settings.scaling == "default":
@@ -108,6 +122,38 @@ def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
+def llama3_frequencies(
+    head_dim: int,
+    theta: float,
+    *,
+    factor: float,
+    original_length: int,
+    low_freq_factor: float = 1.0,
+    high_freq_factor: float = 4.0,
+) -> np.ndarray:
+    """Llama 3: short waves keep their frequency, long ones are divided by ``factor``.
+
+    Between the two the frequency is a mean, weighted by the turns within
+    ``original_length`` (Llama Team, "The Llama 3 Herd of Models", 2024).
+
+    Args:
+      head_dim: elements that are rotated, even.
+      theta: base of the geometric progression.
+      factor: by how much the context is stretched.
+      original_length: positions the model was trained for before stretching.
+      low_freq_factor: turns below which a wave is long.
+      high_freq_factor: turns above which it is short; more than ``low_freq_factor``.
+
+    Returns:
+      ``[head_dim // 2]`` float32.
+    """
+    plain = inverse_frequencies(head_dim, theta)
+    turns = np.float32(original_length) * plain / np.float32(2 * math.pi)
+    span = np.float32(high_freq_factor - low_freq_factor)
+    kept = np.clip((turns - np.float32(low_freq_factor)) / span, 0, 1)
+    return plain / np.float32(factor) * (1 - kept) + plain * kept
+
+
 def rotation(
     positions: jax.Array, frequencies: np.ndarray, magnitude: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
@@ -138,6 +184,21 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate(_turn(first, second, cos, sin), axis=-1)
+
+
+def rotate_first(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotates half-split pairs of the first elements of a head, and keeps the rest.
+
+    Args:
+      x: ``[..., T, H, D]``.
+      cos: ``[..., T, 1, R // 2]`` float32, ``R`` elements are rotated.
+      sin: the same shape.
+
+    Returns:
+      ``[..., T, H, D]`` float32.
+    """
+    first, rest = jnp.split(x.astype(jnp.float32), [2 * cos.shape[-1]], axis=-1)
+    return jnp.concatenate([rotate(first, cos, sin), rest], axis=-1)
 
 
 def rotate_interleaved(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

@@ -56,11 +56,10 @@ def build_engine(
 def model_identity(loaded: LoadedModel, spec: CacheSpec) -> Identity:
     """Who writes what ``loaded`` computes: digests of content, never names."""
     precision = matmul_precision()
-    dtype = loaded.model.norm.weight[...].dtype.name
     return Identity(
         weights=loaded.weights_digest,
         config=loaded.config_digest,
         layout=spec.fingerprint,
         tokenizer=loaded.tokenizer_digest or "",
-        numerics=f"params={dtype},matmul={precision}",
+        numerics=f"params={loaded.param_dtype},matmul={precision}",
     )

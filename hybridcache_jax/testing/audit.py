@@ -4,6 +4,7 @@ A first-token check proves nothing about a resumed sequence, so audits compare
 *state*: every entry that a row holds, position by position.
 """
 
+import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
@@ -44,7 +45,9 @@ def row_state(cache: HybridCache, row: int) -> RowState:
         for plane in pool.entry.planes:
             memory = np.array(cache.pools[index][plane.name])
             stored = memory[:, blocks, positions % size // step]
-            state[pool.name][plane.name] = np.array(from_storage(plane, stored))
+            state[pool.name][plane.name] = np.array(
+                from_storage(plane, jnp.asarray(stored))
+            )
     return state
 
 

@@ -14,125 +14,25 @@ values ``x`` that go into it:
 
 So a missing, doubled, foreign or misplaced token shows in the numbers, and every number
 is exact in float32.  In a ``plain`` toy every layer gets ``v``; in a ``chain`` a layer
-gets ``h <- (2 h + all that the layer below read) mod 1000``, so that an error in one
+gets ``h <- (2 h + all that the layer below read) mod 997``, so that an error in one
 layer shows in all above it.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from hybridcache_jax.testing.toy_kinds import Kind
 
 if TYPE_CHECKING:
     from hybridcache_jax.testing.toy import Model
 
-MODULUS = 1000
 KEYS = 11
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """How a layer sees and what it keeps, in plain numbers.
-
-    Attributes:
-      local: ``"window"``, ``"chunk"``, or empty for none.
-      size: tokens of the window (the query's own counted) or of the chunk.
-      ratio: tokens per entry of the history; 0 for no entries.
-      overlap: 1 if an entry also pools the block before its own.
-      heads: key/value heads; more than 1 only where each selects for itself.
-      index_ratio: tokens per index key; 0 for no keys.
-      index_overlap: 1 if a key also pools the block before its own.
-      pooled: whether keys are pooled from raw rows of their own.
-      top: units selected; 0 where all that is visible is read.
-      unit: tokens per unit.
-      near: units nearest the query that are always selected.
-      open_tail: whether the query's own unit is read while it is not complete.
-      recurrent: whether it carries a state.
-      kv_owner: layer whose local keys and entries it reads; None for its own.
-      index_owner: layer whose index keys it ranks.
-      select_owner: layer whose selection it reuses.
-    """
-
-    local: str = ""
-    size: int = 0
-    ratio: int = 0
-    overlap: int = 0
-    heads: int = 1
-    index_ratio: int = 0
-    index_overlap: int = 0
-    pooled: bool = False
-    top: int = 0
-    unit: int = 1
-    near: int = 0
-    open_tail: bool = False
-    recurrent: bool = False
-    kv_owner: int | None = None
-    index_owner: int | None = None
-    select_owner: int | None = None
-
-    @classmethod
-    def of(cls, layer: Any) -> "Kind":
-        """The kind of a ``LayerSpec``, which is read as data."""
-        local, history = layer.local, layer.global_
-        index, select = layer.index, layer.select
-        numbers: dict[str, Any] = {}
-        if local is not None:
-            numbers.update(local=type(local).__name__.lower(), size=local.size)
-        if history is not None:
-            numbers.update(ratio=history.ratio, overlap=history.overlap)
-        if index is not None:
-            pooled = index.raw is not None
-            numbers.update(index_ratio=index.ratio, pooled=pooled)
-            numbers.update(index_overlap=index.overlap)
-        if select is not None:
-            numbers.update(top=select.k, unit=select.unit)
-            numbers.update(near=select.local_units, open_tail=select.open_tail)
-            if select.per == "kv_group" and history is not None:
-                heads = max(plane.heads for plane in history.entry.planes)
-                numbers.update(heads=heads)
-        return cls(
-            recurrent=layer.recurrent is not None,
-            kv_owner=layer.kv_owner,
-            index_owner=layer.index_owner,
-            select_owner=layer.select_owner,
-            **numbers,
-        )
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of what the layer keeps of its own."""
-        kept = {
-            "local": bool(self.local),
-            "entries": self.ratio > 0,
-            "entries_raw": self.ratio > 1,
-            "index": self.index_ratio > 0,
-            "index_raw": self.pooled,
-            "state": self.recurrent,
-        }
-        return tuple(name for name, there in kept.items() if there)
-
-    def first(self, position: int) -> int:
-        """First position whose local key the query at ``position`` sees."""
-        if self.local == "window":
-            return max(0, position - self.size + 1)
-        if self.local == "chunk":
-            return position - position % self.size
-        return 0
-
-    def required(self, part: str, point: int) -> tuple[int, int]:
-        """Positions ``[lo, hi)`` of a part that resuming at ``point`` needs."""
-        if part == "local":
-            return self.first(point), point
-        if part == "state":
-            return max(point - 1, 0), point
-        of_index = part.startswith("index")
-        ratio = self.index_ratio if of_index else self.ratio
-        overlap = self.index_overlap if of_index else self.overlap
-        boundary = point - point % ratio
-        if part in ("entries", "index"):
-            return 0, boundary
-        return max(0, boundary - overlap * ratio), point
+STATES = 1000
+# A prime, so that an error in one layer does not vanish when it is doubled.
+CHAIN = 997
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,7 +118,7 @@ def cold(model: "Model", tokens: Sequence[int]) -> Cold:
                     reads[layer, p, at] = np.float32(value) / share
             if kind.recurrent:
                 reads[layer, p, end] = kept[layer].states[p]
-            after.append((2 * h[p] + total) % MODULUS)
+            after.append((2 * h[p] + total) % CHAIN)
         h = after if chain else h
     parts = {
         (layer, part): _rows(kind, part, kept[layer], size, model, layer)
@@ -246,7 +146,7 @@ def _keep(kind: Kind, x: list[int]) -> _Kept:
         keys = entries if kind.index_ratio else []
     states, state = [], 0
     for value in x:
-        state = (2 * state + value % 10) % MODULUS
+        state = (2 * state + value % 10) % STATES
         states.append(state)
     return _Kept(x, entries, [key % KEYS for key in keys], states)
 
@@ -287,7 +187,7 @@ def _selected(kinds, kept, layer: int, p: int, head: int) -> set[int]:
     source = _or(kind.index_owner, layer)
     keys, ratio = kept[source].keys, kinds[source].index_ratio
     sign = 1 if kept[layer].x[p] % 2 else -1
-    if kinds[_or(kind.kv_owner, layer)].heads > 1 and head % 2:
+    if kind.per_head and head % 2:
         sign = -sign
     own = p // kind.unit
     is_open = kind.open_tail and (p + 1) % kind.unit != 0

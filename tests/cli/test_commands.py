@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from hybridcache_jax.cli import main
 from hybridcache_jax.cli.scenes import Demo
-from hybridcache_jax.models.config import Gemma3Config
-from hybridcache_jax.models.gemma3 import parameter_shapes
+from hybridcache_jax.configs.gemma3 import Gemma3Config
+from hybridcache_jax.models.gemma3 import Gemma3
+from hybridcache_jax.models.parameters import parameter_shapes
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,\nABCDEFGHIJKLMNOPQRSTUVWXYZ?'"
 TEXT = "the lamp was lit, the glass was low. nobody rang the bell.\n" * 4
@@ -43,7 +44,7 @@ def checkpoint(tmp_path_factory):
     }
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(3)
-    shapes = parameter_shapes(Gemma3Config.from_hf(config))
+    shapes = parameter_shapes(Gemma3, Gemma3Config.from_hf(config))
     save_file(
         {
             f"model.{name}": rng.normal(0, 0.4, shape).astype(np.float32)
@@ -214,11 +215,20 @@ def drop_a_tensor(folder):
         (edit_config(model_type="llama"), "llama"),
         (edit_config(vocab_size=128), "128"),
         (edit_config(vocab_size=32), "32"),
-        (edit_config(vocab_size=3.5), "vocab_size must be an integer"),
-        (edit_config(sliding_window=10**12), "sliding_window must be an integer"),
-        (edit_config(bos_token_id=10**12), "bos_token_id must be an integer"),
-        (edit_config(rms_norm_eps=-1.0), "rms_norm_eps must be > 0"),
-        (edit_config(query_pre_attn_scalar=float("nan")), "must be finite"),
+        (edit_config(vocab_size=3.5), "vocab_size = 3.5, expected an integer"),
+        (
+            edit_config(sliding_window=10**12),
+            "sliding_window = 1000000000000, expected",
+        ),
+        (edit_config(bos_token_id=10**12), "bos_token_id = 1000000000000, expected"),
+        (
+            edit_config(rms_norm_eps=-1.0),
+            "rms_norm_eps = -1.0, expected a number above 0",
+        ),
+        (
+            edit_config(query_pre_attn_scalar=float("nan")),
+            "query_pre_attn_scalar = nan, expected a finite number",
+        ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json"),
     ],

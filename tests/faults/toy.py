@@ -1,13 +1,9 @@
-"""Toy models over the real cache, and an oracle that shares no code with it.
+"""The toy of the library over sessions, and models with real attention.
 
-The entry of token ``t`` at position ``p`` is ``v(p) = 10 p + t``.  It is stored as a
-row of numbers with ``v(p)`` in place ``p`` and zeros elsewhere, and read with equal
-weights: a query that sees the positions ``Q`` reads ``v(q) / len(Q)`` in every place
-``q`` of ``Q``.  A missing, doubled, foreign or misplaced entry shows in the numbers,
-and every stored number is exact in float32.
-
-``stacked`` models have real softmax attention over a residual stream instead; their
-oracle is a dense NumPy forward pass in float64.
+``hybridcache_jax.testing.toy`` has the toy and its oracle.  Here are the models that
+the tests share, a session that checks every law at every change, and two more forward
+passes: sums over stacked windows, and softmax attention over a residual stream, whose
+oracle is a dense NumPy pass in float64.
 """
 
 import collections
@@ -23,10 +19,11 @@ import hybridcache_jax as hc
 from hybridcache_jax import lifecycle
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.spec import Part
-from hybridcache_jax.testing.audit import row_state, violations
+from hybridcache_jax.testing import toy
+from hybridcache_jax.testing.audit import violations
+from hybridcache_jax.testing.toy import VOCAB, Cold, Model, Rows, cold, v
 
 P = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
-VOCAB = 10
 WIDTH = 8  # tokens of one row in one step, in every model
 
 
@@ -37,44 +34,30 @@ def pool_of(spec: hc.CacheSpec, layer: int) -> tuple[int, int]:
     return found
 
 
-def v(tokens: Sequence[int]) -> list[int]:
-    """The values of the toy's entries."""
-    return [10 * p + t for p, t in enumerate(tokens)]
+# Layers that keep one part.
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """How a layer sees, said once more for the oracle."""
-
-    rule: str
-    size: int = 0
-
-    def first(self, position: int) -> int:
-        """First position that the query at ``position`` sees."""
-        if self.rule == "window":
-            return max(0, position - self.size + 1)
-        if self.rule == "chunk":
-            return position - position % self.size
-        return 0
-
-    def layer(self, entry: hc.Entry) -> hc.LayerSpec:
-        """The layer record of the library."""
-        if self.rule == "window":
-            return hc.LayerSpec(local=hc.Window(self.size, entry))
-        if self.rule == "chunk":
-            return hc.LayerSpec(local=hc.Chunk(self.size, entry))
-        return hc.LayerSpec(global_=hc.Entries(entry))
+def Kind(rule: str, size: int = 0) -> toy.Kind:
+    """A layer with a ``window`` or a ``chunk``, or one with the ``full`` history."""
+    return toy.Kind(ratio=1) if rule == "full" else toy.Kind(rule, size)
 
 
-def window(size: int) -> Kind:
+def window(size: int) -> toy.Kind:
     return Kind("window", size)
 
 
-def chunk(size: int) -> Kind:
+def chunk(size: int) -> toy.Kind:
     return Kind("chunk", size)
 
 
 FULL = Kind("full")
+STATE = toy.Kind(recurrent=True)
+
+
+def entries(ratio: int, overlap: int = 0, **more) -> toy.Kind:
+    """A layer with compressed entries, and what else is named."""
+    return toy.Kind(ratio=ratio, overlap=overlap, **more)
+
 
 MIXED = (window(6), chunk(5), FULL)
 FINE = (window(3), window(4), FULL)
@@ -85,94 +68,20 @@ WOVEN = (window(3), chunk(6), FULL, window(3))
 MIXED_BLOCKS = ((hc.Form.SWA_WINDOW, 2), (hc.Form.FULL_KV, 4))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Model:
-    """One model, its plan, its compiled step and an empty cache."""
-
-    kinds: tuple[Kind, ...]
-    plan: hc.CapacityPlan
-    identity: hc.Identity
-    body: Callable  # the step, not compiled
-    step: Callable  # (cache, inputs) -> cache, status [B], reads [layers, B, T, ...]
-    empty: hc.HybridCache
-    traces: collections.Counter
-
-    @property
-    def grid(self) -> int:
-        return self.plan.spec.grid
-
-    @property
-    def max_length(self) -> int:
-        return self.plan.max_length
-
-    @property
-    def rows(self) -> int:
-        return self.plan.max_sequences
-
-    def pool_of(self, layer: int) -> int:
-        """Index of the pool that holds the entries of ``layer``."""
-        pool = pool_of(self.plan.spec, layer)[0]
-        return pool
-
-    def block(self, layer: int) -> int:
-        """Tokens per block of the pool of ``layer``."""
-        return self.plan.spec.pools[self.pool_of(layer)].block_tokens
-
-
-@functools.cache
 def model(
-    kinds: tuple[Kind, ...] = MIXED,
+    kinds: tuple[toy.Kind, ...] = MIXED,
     *,
     blocks: int | tuple[tuple[hc.Form, int], ...] = 4,
     style: str = "plain",
-    max_length: int = 24,
-    max_chunk: int = WIDTH,
-    rows: int = 3,
-    stored: int = 48,
+    **sizes,
 ) -> Model:
-    """A model; built once per process, so that its step compiles once.
-
-    Args:
-      kinds: one per layer.
-      blocks: tokens per block, one number or pairs of form and number.
-      style: ``plain`` entries ``v(p)``, window ``sums`` that feed the next layer, or
-        a residual stream with ``softmax`` attention.
-      max_length: most tokens of a row.
-      max_chunk: most tokens of a row in a step.
-      rows: sequences alive at once.
-      stored: tokens of stored prefixes to plan for.
-    """
-    forwards = {"plain": _plain, "sums": _sums, "softmax": _softmax}
-    entries = {"plain": _row(max_length), "sums": _row(1), "softmax": hc.Entry.kv(1, 4)}
-    spec = hc.CacheSpec.from_layers(
-        [kind.layer(entries[style]) for kind in kinds],
-        block_tokens=blocks if isinstance(blocks, int) else dict(blocks),
-    )
-    plan = hc.plan_capacity(
-        spec,
-        budget="8MiB",
-        max_sequences=rows,
-        max_length=max_length,
-        max_chunk=max_chunk,
-        stored_tokens=stored,
-    )
-    traces: collections.Counter = collections.Counter()
-
-    def body(cache, inputs):
-        traces["step"] += 1
-        view = hc.begin_step(cache, inputs, VOCAB)
-        view, reads = forwards[style](view, inputs.tokens, kinds, max_length)
-        return hc.end_step(view), view.status, reads
-
-    return Model(
-        kinds=kinds,
-        plan=plan,
-        identity=hc.Identity("weights", "config", spec.fingerprint),
-        body=body,
-        step=jax.jit(body),
-        empty=hc.init(plan),
-        traces=traces,
-    )
+    """A toy of the library, or one with a pass of its own: ``sums`` or ``softmax``."""
+    blocks = blocks if isinstance(blocks, int) else dict(blocks)
+    if style in ("sums", "softmax"):
+        entry = hc.Entry.kv(1, 1 if style == "sums" else 4)
+        forward = _sums if style == "sums" else _softmax
+        return toy.model(kinds, blocks=blocks, forward=forward, entry=entry, **sizes)
+    return toy.model(kinds, blocks=blocks, style=style, **sizes)
 
 
 def mixed() -> Model:
@@ -200,21 +109,29 @@ def stacked() -> Model:
     return model(STACKED, style="softmax", max_length=32)
 
 
-def _row(dim: int) -> hc.Entry:
-    return hc.Entry((hc.Plane("k", 1, 1), hc.Plane("v", 1, dim)))
+def compressed() -> Model:
+    """Compressed entries without and with overlap, the full history, and a window."""
+    return model((entries(4), entries(4, 1), FULL, window(3)))
 
 
-def _plain(view, tokens, kinds, length):
-    """Entries ``v(p)`` in place ``p``; equal weights."""
-    value = (10 * view.positions + tokens).astype(jnp.float32)
-    place = view.positions[..., None] == jnp.arange(length)
-    rows = (value[..., None] * place)[:, :, None, :]
-    keys = value[:, :, None, None]
-    reads = []
-    for layer in range(len(kinds)):
-        view = view.append(layer, k=keys, v=rows)
-        reads.append(view.attend(layer, keys, scale=0.0)[:, :, 0])
-    return view, jnp.stack(reads)
+def csa() -> Model:
+    """Windows beside compressed entries, pooled index keys, selections, an owner.
+
+    The index keys of the full layer need the deepest replay: their tail of 2, then
+    what the windows of 4 and 3 below reach.
+    """
+    sparse = toy.Kind(index_overlap=1, pooled=True, top=2)
+    kinds = (
+        entries_of(sparse, 4, 1, local="window", size=3, index_ratio=4, unit=4),
+        entries(8, local="window", size=4),
+        entries_of(sparse, 1, index_ratio=2, unit=2),
+        toy.Kind(kv_owner=1),
+        window(2),
+    )
+    blocks = ((hc.Form.SWA_WINDOW, 2), (hc.Form.INDEXER_STATE, 4))
+    tails = ((hc.Form.UNCOMPRESSED_TAIL, 4), (hc.Form.FULL_KV, 8))
+    blocks = (*blocks, *tails, (hc.Form.COMPRESSED_KV, 8))
+    return model(kinds, blocks=blocks, style="chain", max_length=40, stored=80)
 
 
 def _sums(view, tokens, kinds, length):
@@ -272,50 +189,15 @@ def _softmax(view, tokens, kinds, length):
     return view, (x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True)))[None]
 
 
-# The oracle: plain NumPy, nothing of the library.
-
-
-@dataclasses.dataclass(frozen=True)
-class Cold:
-    """What running tokens from nothing leaves, per layer."""
-
-    positions: tuple[tuple[int, ...], ...]  # required to go on
-    k: tuple[np.ndarray, ...]  # [n, heads, dim] each
-    v: tuple[np.ndarray, ...]  # [n, heads, dim] each
-    reads: np.ndarray  # [layers, T, ...] or [1, T, dim]
-
-
-def cold(some: Model, tokens: Sequence[int]) -> Cold:
-    """All forms after running ``tokens`` of a plain model from nothing."""
-    size, width = len(tokens), some.max_length
-    rows = np.zeros((size, 1, width), np.float32)
-    for p, value in enumerate(v(tokens)):
-        rows[p, 0, p] = value
-    keys = np.array(v(tokens), np.float32).reshape(size, 1, 1)
-    reads = np.zeros((len(some.kinds), size, width), np.float32)
-    for layer, kind in enumerate(some.kinds):
-        for p in range(size):
-            seen = range(kind.first(p), p + 1)
-            for q in seen:
-                reads[layer, p, q] = np.float32(v(tokens)[q]) / np.float32(len(seen))
-    kept = [list(range(kind.first(size), size)) for kind in some.kinds]
-    return Cold(
-        positions=tuple(map(tuple, kept)),
-        k=tuple(keys[positions] for positions in kept),
-        v=tuple(rows[positions] for positions in kept),
-        reads=reads,
-    )
-
-
 def cold_softmax(some: Model, tokens: Sequence[int]) -> Cold:
-    """The same for a model with softmax attention: a dense pass in float64."""
+    """What ``cold`` gives, for a model with softmax attention."""
     layers, size = len(some.kinds), len(tokens)
     w = {
         name: x.astype(np.float64)
         for name, x in _weights(layers, some.max_length).items()
     }
     x = w["embed"][list(tokens)] + w["place"][:size]
-    kept, ks, vs = [], [], []
+    parts = {}
     for layer, kind in enumerate(some.kinds):
         h = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 1e-6)
         k, value = h @ w["k"][layer], h @ w["v"][layer]
@@ -328,18 +210,16 @@ def cold_softmax(some: Model, tokens: Sequence[int]) -> Cold:
         x = x + read.reshape(size, _DIM) @ w["out"][layer]
         x = x + np.tanh(x @ w["mlp"][layer])
         positions = list(range(kind.first(size), size))
-        kept.append(tuple(positions))
-        ks.append(k[positions, None])
-        vs.append(value[positions, None])
+        planes = {"k": k[positions, None], "v": value[positions, None]}
+        parts[layer, *kind.parts] = Rows(tuple(positions), planes)
     x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
-    return Cold(tuple(kept), tuple(ks), tuple(vs), x[None])
+    return Cold(parts, x[None])
 
 
-def replay_start(kinds: Sequence[Kind], point: int) -> int:
+def replay_start(kinds: Sequence[toy.Kind], point: int) -> int:
     """By the law: from the top layer down, each local layer widens by what it sees."""
     for kind in reversed(kinds):
-        if kind.rule != "full":
-            point = kind.first(point)
+        point = kind.first(point) if kind.local else point
     return point
 
 
@@ -363,36 +243,16 @@ def kept_blocks(some: Model, sizes: Sequence[int]) -> list[set[int]]:
     ]
 
 
-def expected_plan(
-    some: Model, length: int, common: int, held: Sequence[set[int]]
-) -> tuple[hc.Verdict, int, int]:
-    """Verdict, resume point and start that a search over all points gives.
+def expected_plan(some: Model, length: int, common: int, held):
+    """As the library's toy has it; ``held`` may be a list, for layers of one part."""
+    if isinstance(held, list):
+        held = dict(zip(some.parts, held, strict=True))
+    return toy.expected_plan(some, length, common, held)
 
-    Args:
-      some: the model.
-      length: tokens of the prompt.
-      common: tokens it shares with the stored history.
-      held: per layer, the blocks that are there.
-    """
 
-    def there(layer, point):
-        lo, size = some.kinds[layer].first(point), some.block(layer)
-        return all(q // size in held[layer] for q in range(lo, point))
-
-    layers = range(len(some.kinds))
-    resumable, replays = [0], []
-    for point in range(0, min(common, length - 1) + 1, some.grid):
-        missing = [n for n in layers if not there(n, point)]
-        if not missing:
-            resumable.append(point)
-        elif all(some.kinds[n].rule != "full" for n in missing):
-            replays.append((replay_start(some.kinds, point), point))
-    best, (start, point) = max(resumable), max(replays, default=(0, 0))
-    if start > best:
-        return hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, point, start
-    if best:
-        return hc.Verdict.RESUMABLE, best, best
-    return hc.Verdict.NEEDS_FULL_RECOMPUTE, 0, 0
+def stored_blocks(some: Model, cache: hc.HybridCache) -> list[set[int]]:
+    """Per layer of one part, the stored blocks of a cache with one history."""
+    return list(toy.stored_blocks(some, cache).values())
 
 
 def cuts(total: int, sizes: Sequence[int]) -> list[int]:
@@ -401,6 +261,23 @@ def cuts(total: int, sizes: Sequence[int]) -> list[int]:
     while sum(result) < total:
         result.append(min(sizes[len(result) % len(sizes)], total - sum(result)))
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class State(Cold):
+    """What a row holds; per layer, where each keeps one part."""
+
+    @property
+    def positions(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(rows.positions for rows in self.parts.values())
+
+    @property
+    def k(self) -> tuple[np.ndarray, ...]:
+        return tuple(rows.planes["k"] for rows in self.parts.values())
+
+    @property
+    def v(self) -> tuple[np.ndarray, ...]:
+        return tuple(rows.planes["v"] for rows in self.parts.values())
 
 
 # Running.
@@ -463,7 +340,7 @@ class Session:
             reads.append(out[:, 0, :size])
             at += size
         if not reads:
-            return np.zeros((len(self.model.kinds), 0, self.model.max_length))
+            return np.zeros((len(self.model.kinds), 0, self.model.width))
         return np.concatenate(reads, axis=1)
 
     def publish(self, lease) -> None:
@@ -486,9 +363,9 @@ class Session:
     def evict(self, form: hc.Form) -> None:
         self.put(self.prefixes.evict(self.cache, form))
 
-    def lose(self, layer: int, block: int, tokens) -> None:
+    def lose(self, layer: int, block: int, tokens, part: str | None = None) -> None:
         """Evicts one stored block behind the index's back."""
-        pool = self.model.pool_of(layer)
+        pool = self.model.pool_of(layer, part)
         claims = self.match(tokens).claims
         table = self.cache.tables[pool]
         wanted = claims.blocks[pool][block]
@@ -502,17 +379,9 @@ class Session:
     def length(self, lease) -> int:
         return int(self.cache.rows.length[lease.row])
 
-    def state(self, lease) -> Cold:
-        """What the row holds to go on, per layer; ``reads`` is empty."""
-        state = row_state(self.cache, lease.row)
-        positions, ks, vs = [], [], []
-        for layer in range(len(self.model.kinds)):
-            pool, place = pool_of(self.model.plan.spec, layer)
-            held = state[self.model.plan.spec.pools[pool].name]
-            positions.append(tuple(held["positions"].tolist()))
-            ks.append(held["k"][place])
-            vs.append(held["v"][place])
-        return Cold(tuple(positions), tuple(ks), tuple(vs), np.zeros(0))
+    def state(self, lease) -> State:
+        """What the row holds to go on; ``reads`` is empty."""
+        return State(**vars(toy.held(self.model, self.cache, lease.row)))
 
     def check(self, lease, tokens) -> None:
         """The row holds what ``cold(tokens)`` holds, bit for bit, and says so."""
@@ -522,9 +391,7 @@ class Session:
 
 def assert_same_state(one: Cold, other: Cold) -> None:
     """Equal positions and equal entries, bit for bit."""
-    assert one.positions == other.positions
-    for a, b in zip(one.k + one.v, other.k + other.v, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert toy.differences(one, other) == []
 
 
 def assert_same_reads(reads: np.ndarray, want: np.ndarray) -> None:
@@ -540,27 +407,15 @@ def state_gap(one: Cold, other: Cold, *, common: bool = False) -> float:
       other: another; its positions must be the same.
       common: compare the positions that both hold, there must be some.
     """
-    assert common or one.positions == other.positions
     gaps = []
-    for layer, (mine, yours) in enumerate(
-        zip(one.positions, other.positions, strict=True)
-    ):
-        both = sorted(set(mine) & set(yours))
-        a, b = ([held.index(p) for p in both] for held in (mine, yours))
-        for x, y in ((one.k, other.k), (one.v, other.v)):
-            gaps += np.abs(x[layer][a] - y[layer][b]).ravel().tolist()
+    for where, mine in one.parts.items():
+        yours = other.parts[where]
+        assert common or mine.positions == yours.positions
+        both = sorted(set(mine.positions) & set(yours.positions))
+        a, b = ([rows.positions.index(p) for p in both] for rows in (mine, yours))
+        for name, plane in mine.planes.items():
+            gaps += np.abs(plane[a] - yours.planes[name][b]).ravel().tolist()
     return max(gaps)
-
-
-def stored_blocks(some: Model, cache: hc.HybridCache) -> list[set[int]]:
-    """Per layer, the stored blocks of a cache that stores one history only."""
-    found = []
-    for layer in range(len(some.kinds)):
-        table = cache.tables[some.pool_of(layer)]
-        first = np.asarray(table.first)[np.asarray(table.kept)]
-        assert len(set(first.tolist())) == len(first)
-        found.append(set((first // some.block(layer)).tolist()))
-    return found
 
 
 def shared_unsealed(cache: hc.HybridCache) -> list[str]:

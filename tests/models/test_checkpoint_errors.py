@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from hybridcache_jax.errors import CheckpointError
-from hybridcache_jax.models.checkpoint import SafetensorsFolder, check_tensors
+from hybridcache_jax.models.checkpoint import check_tensors
 from hybridcache_jax.models.load import load_model
+from hybridcache_jax.models.safetensors_folder import SafetensorsFolder
 
 TINY = Path(__file__).parents[1] / "goldens" / "gemma3_text"
 NORM = "model.layers.3.self_attn.k_norm.weight"
@@ -170,6 +171,53 @@ def test_long_lists_are_cut():
 def test_quantised_tensor(folder, weights):
     save(folder, weights | {NORM: np.zeros(16, np.int8)})
     with pytest.raises(CheckpointError, match="dtype I8"):
+        load_model(folder)
+
+
+def test_blocks_of_a_quantised_checkpoint(folder, weights):
+    blocks = {
+        NORM.replace(".weight", f".{kind}"): np.zeros((2, 16), np.uint8)
+        for kind in ("blocks", "scales")
+    }
+    save(folder, weights | blocks)
+    with pytest.raises(
+        CheckpointError, match=r"\(2\): .*blocks has dtype U8, .*scales"
+    ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_quantised_config(folder, weights, nested):
+    save(folder, weights)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "bits": 4}
+    if nested:
+        config = {"model_type": "gemma3", "text_config": config}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="quantised by 'mxfp4'"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "gemma2", None, ["gpt_oss"], ...])
+def test_a_model_that_cannot_be_run(folder, weights, model_type):
+    save(folder, weights)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = model_type
+    if model_type is ...:
+        del config["model_type"]
+    (folder / "config.json").write_text(json.dumps(config))
+    shown = repr(None if model_type is ... else model_type)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(folder)
+    assert f"of type {shown}; supported are deepseek_v32, deepseek_v4, gemma3" in str(
+        caught.value
+    )
+
+
+def test_weights_of_another_model(folder):
+    other = TINY.parent / "gpt_oss"
+    shutil.copy(other / "model.safetensors", folder)
+    with pytest.raises(CheckpointError, match=r"(?s)Missing: .*Unexpected: .*experts"):
         load_model(folder)
 
 

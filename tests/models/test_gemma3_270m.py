@@ -15,11 +15,8 @@ from safetensors.numpy import load_file
 from hybridcache_jax.codes import Status, Verdict
 from hybridcache_jax.errors import CheckpointError
 from hybridcache_jax.lease import batch_inputs
-from hybridcache_jax.models.load import (
-    GEMMA3_270M_SHA256,
-    bundled_gemma3_270m,
-    load_model,
-)
+from hybridcache_jax.models.bundled import GEMMA3_270M_SHA256, bundled_gemma3_270m
+from hybridcache_jax.models.load import load_model
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
 from hybridcache_jax.serving.sampling import sampling_inputs

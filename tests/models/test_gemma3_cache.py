@@ -4,6 +4,8 @@ One-shot, token by token, ragged chunks, batches of unequal lengths, and resumed
 every legal point; logits within 1e-4 and the saved cache tensors too.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +15,12 @@ from safetensors.numpy import load_file
 from test_gemma3_golden import TINY, tiny_model
 
 import hybridcache_jax as hc
-from hybridcache_jax.models.config import Gemma3Config
-from hybridcache_jax.models.gemma3 import layer_specs
 from hybridcache_jax.testing.audit import row_state, violations
 
 TOLERANCE = 1e-4
 BLOCK, WIDTH = 4, 24
-SPEC = hc.CacheSpec.from_layers(layer_specs(tiny_model().config), block_tokens=BLOCK)
+LAYERS = tiny_model().config.layers("float32")
+SPEC = hc.CacheSpec.from_layers(LAYERS, block_tokens=BLOCK)
 PLAN = hc.plan_capacity(
     SPEC,
     budget="16MiB",
@@ -179,7 +180,7 @@ def test_rows_of_unequal_length_in_one_batch(step, expected):
 def test_a_window_off_by_one_is_seen(expected, change):
     """The window is the cache's business: a wrong spec must move the logits."""
     config = tiny_model().config
-    wrong = layer_specs(Gemma3Config(**{**vars(config), "sliding_window": 8 + change}))
+    wrong = dataclasses.replace(config, sliding_window=8 + change).layers("float32")
     plan = hc.plan_capacity(
         hc.CacheSpec.from_layers(wrong, block_tokens=BLOCK),
         budget="16MiB",

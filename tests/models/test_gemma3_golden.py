@@ -12,15 +12,14 @@ from dense_view import DenseView
 from flax import nnx
 from safetensors.numpy import load_file
 
+from hybridcache_jax.configs.gemma3 import Gemma3Config
+from hybridcache_jax.configs.json_file import read_json
 from hybridcache_jax.errors import CheckpointError
-from hybridcache_jax.models.checkpoint import SafetensorsFolder, read_json
-from hybridcache_jax.models.config import Gemma3Config
-from hybridcache_jax.models.gemma3 import Gemma3, layer_specs
-from hybridcache_jax.models.load import (
-    GEMMA3_270M_SHA256,
-    bundled_gemma3_270m,
-    load_model,
-)
+from hybridcache_jax.models.bundled import GEMMA3_270M_SHA256, bundled_gemma3_270m
+from hybridcache_jax.models.gemma3 import Gemma3
+from hybridcache_jax.models.load import load_model
+from hybridcache_jax.models.parameters import from_params
+from hybridcache_jax.models.safetensors_folder import SafetensorsFolder
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 TINY = GOLDENS / "gemma3_text"
@@ -36,7 +35,7 @@ def tiny_model(config_file="config.json", **changes):
     config = dataclasses.replace(config, **changes)
     source = SafetensorsFolder(TINY)
     params = {name: source.read(name) for name in source.shapes}
-    return Gemma3.from_params(config, params)
+    return from_params(Gemma3, config, params)
 
 
 def jitted(model):
@@ -58,7 +57,7 @@ def jitted(model):
 def run(model, tokens, chunks=None):
     """Logits of all tokens and the final view; ``chunks`` are step lengths."""
     step = jitted(model)
-    view = DenseView.empty(layer_specs(model.config), tokens.shape[0])
+    view = DenseView.empty(model.config.layers("float32"), tokens.shape[0])
     outputs, start = [], 0
     for count in chunks or [tokens.shape[1]]:
         logits, view = step(tokens[:, start : start + count], view)

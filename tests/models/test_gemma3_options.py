@@ -9,9 +9,11 @@ import pytest
 from dense_view import DenseView
 from flax import nnx
 
+from hybridcache_jax.configs.gemma3 import Gemma3Config
+from hybridcache_jax.configs.windowed import FULL, SLIDING
 from hybridcache_jax.errors import CheckpointError
-from hybridcache_jax.models.config import FULL, SLIDING, Gemma3Config
-from hybridcache_jax.models.gemma3 import Gemma3, layer_specs, parameter_shapes
+from hybridcache_jax.models.gemma3 import Gemma3
+from hybridcache_jax.models.parameters import from_params, parameter_shapes
 
 CONFIG = Gemma3Config(
     vocab_size=32,
@@ -23,6 +25,11 @@ CONFIG = Gemma3Config(
     head_dim=8,
     sliding_window=3,
     layer_types=(SLIDING, FULL),
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+    max_position_embeddings=64,
+    bos_token_id=2,
+    eos_token_ids=(1,),
 )
 TOKENS = jnp.array([[3, 1, 4, 1, 5, 9]], jnp.int32)
 
@@ -32,13 +39,14 @@ def random_model(config=CONFIG, param_dtype=jnp.float32):
     rng = np.random.default_rng(0)
     params = {
         name: rng.normal(0, 0.5, shape).astype(np.float32)
-        for name, shape in parameter_shapes(config).items()
+        for name, shape in parameter_shapes(Gemma3, config).items()
     }
-    return Gemma3.from_params(config, params, param_dtype=param_dtype)
+    return from_params(Gemma3, config, params, param_dtype=param_dtype)
 
 
 def run(model, view_type=DenseView):
-    view = view_type.empty(layer_specs(model.config), batch=1).step(TOKENS.shape[1])
+    layers = model.config.layers("float32")
+    view = view_type.empty(layers, batch=1).step(TOKENS.shape[1])
     hidden, view = model(TOKENS, view)
     return hidden, model.logits(hidden), view
 
@@ -69,7 +77,8 @@ def test_attention_bias():
     config = dataclasses.replace(CONFIG, attention_bias=True)
     model = random_model(config)
     projections = ("q_proj", "k_proj", "v_proj", "o_proj")
-    biases = {name for name in parameter_shapes(config) if name.endswith("bias")}
+    names = parameter_shapes(Gemma3, config)
+    biases = {name for name in names if name.endswith("bias")}
     assert biases == {
         f"layers.{i}.self_attn.{name}.bias" for i in range(2) for name in projections
     }
@@ -119,4 +128,4 @@ def test_random_initialisation():
 
 def test_parameters_must_fit():
     with pytest.raises(CheckpointError, match="the parameters given"):
-        Gemma3.from_params(CONFIG, {})
+        from_params(Gemma3, CONFIG, {})

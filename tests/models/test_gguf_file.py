@@ -8,9 +8,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from hybridcache_jax.errors import CheckpointError
-from hybridcache_jax.models import load
+from hybridcache_jax.models import bundled
+from hybridcache_jax.models.bundled import bundled_gemma3_270m
 from hybridcache_jax.models.gguf_file import GGUFFile
-from hybridcache_jax.models.load import bundled_gemma3_270m, load_model
+from hybridcache_jax.models.load import load_model
 
 TINY = Path(__file__).parents[1] / "goldens" / "gemma3_text"
 LLAMA_CPP_NAMES = {
@@ -178,7 +179,7 @@ def package(tmp_path, monkeypatch):
     import hashlib
 
     monkeypatch.setattr(
-        load, "GEMMA3_270M_SHA256", hashlib.sha256(b"onetwo").hexdigest()
+        bundled, "GEMMA3_270M_SHA256", hashlib.sha256(b"onetwo").hexdigest()
     )
 
     def install(parts):

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from hybridcache_jax.errors import CheckpointError, TokenizerError
+from hybridcache_jax.models.bundled import bundled_gemma3_270m
 from hybridcache_jax.models.gguf_file import GGUFFile
-from hybridcache_jax.models.load import bundled_gemma3_270m
 from hybridcache_jax.models.tokenizer import (
     JsonTokenizer,
     SentencePieceTokenizer,

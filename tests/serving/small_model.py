@@ -4,8 +4,8 @@ import numpy as np
 from flax import nnx
 
 import hybridcache_jax as hc
-from hybridcache_jax.models.config import Gemma3Config
-from hybridcache_jax.models.gemma3 import Gemma3, layer_specs
+from hybridcache_jax.configs.gemma3 import Gemma3Config
+from hybridcache_jax.models.gemma3 import Gemma3
 from hybridcache_jax.serving.buckets import Buckets
 
 VOCABULARY = 61
@@ -24,7 +24,7 @@ CONFIG = Gemma3Config.from_hf(
         "max_position_embeddings": 512,
     }
 )
-SPEC = hc.CacheSpec.from_layers(layer_specs(CONFIG), block_tokens=4)
+SPEC = hc.CacheSpec.from_layers(CONFIG.layers("float32"), block_tokens=4)
 PLAN = hc.plan_capacity(
     SPEC,
     budget="8MiB",

@@ -9,7 +9,6 @@ from small_model import BUCKETS, CONFIG, IDENTITY, PLAN, VOCABULARY, random_mode
 
 import hybridcache_jax as hc
 from hybridcache_jax._compat import aliased_bytes, temporary_bytes
-from hybridcache_jax.models.gemma3 import layer_specs
 from hybridcache_jax.serving.sampling import sampling_inputs
 from hybridcache_jax.serving.step import CompiledStep
 
@@ -26,7 +25,7 @@ def admit(prefixes, cache, tokens):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cache_is_written_in_place(dtype):
     """Every pool is aliased, and the scratch is a small part of any pool."""
-    spec = hc.CacheSpec.from_layers(layer_specs(CONFIG, dtype), block_tokens=4)
+    spec = hc.CacheSpec.from_layers(CONFIG.layers(dtype), block_tokens=4)
     plan = hc.plan_capacity(
         spec,
         budget="64MiB",
