@@ -280,7 +280,11 @@ class PrefixCache:
     def _stamped(self, cache: HybridCache) -> HybridCache:
         # Random, so that caches of two PrefixCaches are not taken for each other.
         self._stamp = secrets.randbelow(2**31 - 1) + 1
-        return dataclasses.replace(cache, stamp=jnp.int32(self._stamp))
+        stamp = jnp.int32(self._stamp)
+        if cache.stamp.committed:
+            # Bound to a device like the rest, or the next step would compile anew.
+            stamp = jax.device_put(stamp, cache.stamp.sharding)
+        return dataclasses.replace(cache, stamp=stamp)
 
     def _version(self, identity: Identity) -> int:
         return self._versions.setdefault(identity, len(self._versions) + 1)

@@ -109,8 +109,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="PATH",
-        help="a Gemma 3 text checkpoint: a folder with config.json and safetensors, "
-        "or a .gguf file (default: Gemma 3 270M of the 'gemma' extra)",
+        help="a folder with config.json and safetensors of a supported model, a Gemma "
+        "3 .gguf file, or tiny-v4, the model that comes with the library (default: "
+        "Gemma 3 270M of the 'gemma' extra if it is installed, else tiny-v4)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

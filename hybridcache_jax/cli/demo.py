@@ -15,10 +15,12 @@ from hybridcache_jax.capacity import format_bytes
 from hybridcache_jax.cli.scenes import QUESTIONS, Demo, Outcome
 from hybridcache_jax.cli.session import load, read_text, tokenizer_of, warm_up
 from hybridcache_jax.codes import Reason
+from hybridcache_jax.forms import Form
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
 from hybridcache_jax.serving.request import Progress as Step
 from hybridcache_jax.serving.request import Request
+from hybridcache_jax.spec import PoolSpec
 
 _BUCKETS = Buckets(batch=(1, 2), chunk=(1, 128))
 
@@ -93,9 +95,7 @@ def _introduce(console: Console, loaded, engine, longest: int) -> None:
     windows = [pool for pool in spec.pools if pool.geometry.local is not None]
     console.print(f"[bold]{escape(str(loaded.source.name))}[/]")
     for pool in spec.pools:
-        local = pool.geometry.local
-        kind = f"a window of {local.size} tokens" if local else "the whole history"
-        console.print(f"  {len(pool.layers)} layers keep {kind} ({pool.name})")
+        console.print(f"  {len(pool.layers)} layers keep {_kept(pool)} ({pool.name})")
     console.print(
         f"  cache {format_bytes(engine.plan.total_bytes)}, resume points every "
         f"{spec.grid} tokens"
@@ -105,6 +105,20 @@ def _introduce(console: Console, loaded, engine, longest: int) -> None:
         size = max(pool.geometry.local.size for pool in windows)
         length += f", {longest / size:.1f} windows"
     console.print(length)
+
+
+def _kept(pool: PoolSpec) -> str:
+    """What a pool keeps, for people."""
+    ratio, local = pool.geometry.ratio, pool.geometry.local
+    if local is not None:
+        return f"a window of {local.size} tokens"
+    if pool.form is Form.UNCOMPRESSED_TAIL:
+        return "the raw rows behind the last entry"
+    if pool.form is Form.RECURRENT_STATE:
+        return "a recurrent state"
+    what = "an index key" if pool.form is Form.INDEXER_STATE else "an entry"
+    per = "every token" if ratio == 1 else f"every {ratio} tokens"
+    return f"{what} for {per} of the history"
 
 
 def _show_scene(console, number, title, remark, answers, tokenizer) -> None:

@@ -85,12 +85,11 @@ class Demo:
             "a prompt already answered; one position at least is run",
             first,
         )
-        self.engine.cache = self.engine.prefixes.evict(
-            self.engine.cache, Form.SWA_WINDOW
-        )
+        for form in (Form.SWA_WINDOW, Form.UNCOMPRESSED_TAIL):
+            self.engine.cache = self.engine.prefixes.evict(self.engine.cache, form)
         yield self._scene(
             "windows evicted",
-            "the history is still stored, the sliding windows are gone",
+            "the history is still stored, windows and tails are gone",
             second,
         )
         self._change_weights()

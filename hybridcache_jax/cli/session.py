@@ -8,8 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from hybridcache_jax.errors import TokenizerError
-from hybridcache_jax.models.bundled import GEMMA3_270M_SHA256, bundled_gemma3_270m
+from hybridcache_jax.models.bundled import (
+    GEMMA3_270M_SHA256,
+    bundled_gemma3_270m,
+    gemma3_270m_installed,
+)
 from hybridcache_jax.models.load import LoadedModel, load_model
+from hybridcache_jax.models.tiny_v4 import NAME as TINY_V4
+from hybridcache_jax.models.tiny_v4 import load_tiny_v4
 from hybridcache_jax.models.tokenizer import Tokenizer
 from hybridcache_jax.serving.engine import Engine
 
@@ -39,12 +45,25 @@ def progress_bar(console: Console, label: str) -> Iterator:
 
 
 def load(path: str | None, console: Console) -> LoadedModel:
-    """Loads the model at ``path``, or the Gemma 3 270M of the ``gemma`` extra."""
+    """Loads the model at ``path``.
+
+    ``"tiny-v4"`` is the model that the library ships.  Without a path it is the Gemma 3
+    270M of the ``gemma`` extra, or the shipped one where that is not installed.
+    """
+    if path is None and not gemma3_270m_installed():
+        console.print(
+            "The 'gemma' extra is not installed; using the tiny-v4 model that comes "
+            "with the library.",
+            style="dim",
+        )
+        path = TINY_V4
     with progress_bar(console, "loading weights") as update:
 
         def report(stage: str, done: int, total: int) -> None:
             update(done, total, f"loading: {stage}")
 
+        if path == TINY_V4:
+            return load_tiny_v4(on_progress=report)
         if path is None:
             source = bundled_gemma3_270m(on_progress=report)
             return load_model(

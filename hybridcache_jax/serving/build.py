@@ -7,7 +7,7 @@ from hybridcache_jax.models.load import LoadedModel
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.step import CompiledStep
-from hybridcache_jax.spec import DEFAULT_BLOCK_TOKENS, CacheSpec
+from hybridcache_jax.spec import CacheSpec
 
 
 def build_engine(
@@ -17,7 +17,7 @@ def build_engine(
     max_sequences: int = 4,
     budget: int | str = "4GiB",
     stored_tokens: int | None = None,
-    block_tokens: int = DEFAULT_BLOCK_TOKENS,
+    block_tokens: int | None = None,
     buckets: Buckets = Buckets(),
 ) -> Engine:
     """An engine for a loaded model, with an empty cache.
@@ -28,7 +28,8 @@ def build_engine(
       max_sequences: sequences alive at once.
       budget: memory of the cache, in bytes or as text such as ``"4GiB"``.
       stored_tokens: tokens of stored prefixes to plan for; None fills the budget.
-      block_tokens: tokens per block, and so the distance of resume points.
+      block_tokens: tokens per block, and so the distance of resume points; by default
+        32, or what the compression ratios ask for.
       buckets: declared shapes of a step.
 
     Raises:

@@ -87,11 +87,13 @@ class Engine:
         self.plan = plan
         self.identity = identity
         self.buckets = buckets
-        self.cache = init(plan)
+        self.cache = step.place(init(plan))
         self.prefixes = PrefixCache(plan)
         self.compiled_step = step
         self._vocab_size = vocab_size
-        self._takes_checkpoints = any(RULES[pool.form].exact for pool in plan.spec.pools)
+        self._takes_checkpoints = any(
+            RULES[pool.form].exact for pool in plan.spec.pools
+        )
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: list[_Sequence] = []
         self._results: dict[int, Result] = {}

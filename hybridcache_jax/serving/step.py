@@ -91,6 +91,20 @@ class CompiledStep:
         other._state = state
         return other
 
+    def place(self, cache: HybridCache) -> HybridCache:
+        """The cache bound to the device of the parameters.
+
+        What a step gives is bound to a device as soon as one input is.  A cache that
+        is not bound from the start would make every function compile twice.
+        """
+        devices = {
+            device
+            for leaf in jax.tree.leaves(self._state)
+            if isinstance(leaf, jax.Array)
+            for device in leaf.devices()
+        }
+        return jax.device_put(cache, devices.pop()) if len(devices) == 1 else cache
+
     @property
     def variants(self) -> int:
         """Shapes compiled so far."""

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from hybridcache_jax.codes import Stage
 from hybridcache_jax.spec import Part
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.audit import violations
-from hybridcache_jax.testing.toy import VOCAB, Cold, Model, Rows, cold, v
+from hybridcache_jax.testing.toy import VOCAB, Cold, Model, Rows, cold
 
 P = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
 WIDTH = 8  # tokens of one row in one step, in every model
@@ -64,6 +65,32 @@ FINE = (window(3), window(4), FULL)
 STACKED = (window(4), window(4), FULL, window(3), FULL)
 CHUNKED = (chunk(6), FULL, chunk(6))
 WOVEN = (window(3), chunk(6), FULL, window(3))
+# The index keys of the full layer need the deepest replay: their own tail of 2, and
+# below it what windows of 4 and 3 reach.
+KEYS: dict[str, Any] = {"index_overlap": 1, "pooled": True, "top": 2}
+CSA = (
+    toy.Kind("window", 3, ratio=4, overlap=1, **KEYS, index_ratio=4, unit=4),
+    toy.Kind("window", 4, ratio=8),
+    toy.Kind(ratio=1, **KEYS, index_ratio=2, unit=2),
+    toy.Kind(kv_owner=1),
+    window(2),
+)
+CSA_BLOCKS = (
+    (hc.Form.SWA_WINDOW, 2),
+    (hc.Form.UNCOMPRESSED_TAIL, 4),
+    (hc.Form.INDEXER_STATE, 4),
+    (hc.Form.COMPRESSED_KV, 8),
+    (hc.Form.FULL_KV, 8),
+)
+SPARSE = (
+    chunk(6),
+    toy.Kind(ratio=1, index_ratio=1, top=2, unit=2, near=1, open_tail=True),
+    toy.Kind(ratio=2, index_ratio=2, top=2, unit=4),
+    toy.Kind(kv_owner=1, select_owner=1),
+    toy.Kind(kv_owner=2, index_owner=1, top=1, unit=2),
+    entries(1, index_ratio=4, pooled=True, top=2, unit=4, heads=2, per_head=True),
+)
+RECURRENT = (STATE, STATE, window(3), entries(4, 1), window(2))
 # Blocks of a window are smaller than those of the history: the grid is 4.
 MIXED_BLOCKS = ((hc.Form.SWA_WINDOW, 2), (hc.Form.FULL_KV, 4))
 
@@ -115,23 +142,30 @@ def compressed() -> Model:
 
 
 def csa() -> Model:
-    """Windows beside compressed entries, pooled index keys, selections, an owner.
+    """Windows beside compressed entries, pooled index keys, selections, an owner."""
+    return model(CSA, blocks=CSA_BLOCKS, style="chain", max_length=40, stored=80)
 
-    The index keys of the full layer need the deepest replay: their tail of 2, then
-    what the windows of 4 and 3 below reach.
-    """
-    sparse = toy.Kind(index_overlap=1, pooled=True, top=2)
-    kinds = (
-        entries_of(sparse, 4, 1, local="window", size=3, index_ratio=4, unit=4),
-        entries(8, local="window", size=4),
-        entries_of(sparse, 1, index_ratio=2, unit=2),
-        toy.Kind(kv_owner=1),
-        window(2),
+
+def sparse() -> Model:
+    """A chunk layer, and every other way to rank and to select."""
+    return model(SPARSE, style="chain")
+
+
+def recurrent() -> Model:
+    """Recurrent layers below windows and overlapping entries."""
+    return model(RECURRENT, style="chain")
+
+
+def bare(kinds: tuple[toy.Kind, ...], blocks) -> Model:
+    """A model that writes nothing, for verdicts alone; quick to compile."""
+    return toy.model(
+        kinds, blocks=dict(blocks), forward=_nothing, entry=hc.Entry.kv(1, 1)
     )
-    blocks = ((hc.Form.SWA_WINDOW, 2), (hc.Form.INDEXER_STATE, 4))
-    tails = ((hc.Form.UNCOMPRESSED_TAIL, 4), (hc.Form.FULL_KV, 8))
-    blocks = (*blocks, *tails, (hc.Form.COMPRESSED_KV, 8))
-    return model(kinds, blocks=blocks, style="chain", max_length=40, stored=80)
+
+
+def _nothing(view, tokens, kinds, length):
+    del length
+    return view, jnp.zeros((len(kinds), *tokens.shape, 1))
 
 
 def _sums(view, tokens, kinds, length):
@@ -248,6 +282,9 @@ def expected_plan(some: Model, length: int, common: int, held):
     if isinstance(held, list):
         held = dict(zip(some.parts, held, strict=True))
     return toy.expected_plan(some, length, common, held)
+
+
+stored_parts = toy.stored_blocks
 
 
 def stored_blocks(some: Model, cache: hc.HybridCache) -> list[set[int]]:

@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_model import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
@@ -12,6 +14,7 @@ import hybridcache_jax as hc
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.request import Request
 from hybridcache_jax.serving.sampling import SamplingParams, sampling_inputs
+from hybridcache_jax.serving.step import CompiledStep
 from hybridcache_jax.testing.audit import violations
 
 RNG = np.random.default_rng(1)
@@ -117,6 +120,29 @@ def test_nothing_is_compiled_after_warm_up(make_engine):
     assert before == len(BUCKETS.shapes())
     engine.run([Request(prompt(n, 3, n), max_new_tokens=n % 5 + 1) for n in range(20)])
     assert engine.compiled_shapes == before
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_nothing_is_compiled_after_warm_up_wherever_the_parameters_lie(bound):
+    """Restored parameters are bound to a device, and so is what a step makes of them.
+
+    Not only the step counts: functions of the prefix cache take the same cache.
+    """
+    graph, state = nnx.split(random_model(0))
+    if bound:
+        state = jax.device_put(state, jax.devices()[0])
+    step = CompiledStep(nnx.merge(graph, state), VOCABULARY)
+    engine = Engine(step, PLAN, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
+    engine.warm_up()
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: compiled.append(event)
+    )
+    lowered = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+    engine.run([Request(prompt(n, 3, n), max_new_tokens=n % 5 + 1) for n in range(9)])
+    assert lowered not in compiled
+    jax.jit(lambda x: x + len(compiled))(1.0)
+    assert lowered in compiled
 
 
 def test_evicted_windows_change_verdict_and_reason_not_the_answer(make_engine):
