@@ -1,8 +1,8 @@
 """Compression: raw rows wait in the tail until their block is complete.
 
 An entry of ratio ``m`` pools the raw rows of tokens ``m*j .. m*j + m - 1``, with
-overlap also those of the block before.  It is made in the step that runs the block's last
-token, before that token attends, and is readable from that token on.
+overlap also those of the block before.  It is made in the step that runs the block's
+last token, before that token attends, and is readable from that token on.
 """
 
 from collections.abc import Callable, Mapping

@@ -7,13 +7,11 @@ experts ranked by their two best, and one gated MLP that every token passes.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from hybridcache_jax.configs.deepseek_moe import RoutingConfig
 from hybridcache_jax.models.modules import GatedMLP, normal_param, project, swiglu
-from hybridcache_jax.models.moe import mix_experts
-from hybridcache_jax.models.recipes import Recipe, stacked
+from hybridcache_jax.models.moe import Experts
 
 _TINY = 1e-20
 
@@ -62,34 +60,6 @@ class Router(nnx.Module):
         return jnp.repeat(chosen, groups.shape[-1], axis=-1)
 
 
-class Experts(nnx.Module):
-    """The experts' projections, stacked.
-
-    Attributes:
-      gate_up_proj: ``[E, 2 * inner, hidden]``, rows of the gate first.
-      down_proj: ``[E, hidden, inner]``.
-    """
-
-    def __init__(
-        self, count: int, hidden: int, inner: int, *, rngs: nnx.Rngs, param_dtype
-    ):
-        self.gate_up_proj = normal_param(rngs, (count, 2 * inner, hidden), param_dtype)
-        self.down_proj = normal_param(rngs, (count, hidden, inner), param_dtype)
-
-    def __call__(
-        self, x: jax.Array, chosen: jax.Array, weights: jax.Array
-    ) -> jax.Array:
-        """Weighted sum of the chosen experts of ``x [..., hidden]``; float32."""
-        return mix_experts(
-            x,
-            chosen,
-            weights,
-            jnp.swapaxes(self.gate_up_proj[...], 1, 2),
-            jnp.swapaxes(self.down_proj[...], 1, 2),
-            lambda rows: swiglu(*jnp.split(rows, 2, axis=-1)),
-        )
-
-
 class DeepseekMoE(nnx.Module):
     """Routed experts plus shared ones.
 
@@ -114,33 +84,3 @@ class DeepseekMoE(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps ``x [..., hidden]`` float32 to the same shape."""
         return self.experts(x, *self.gate(x)) + self.shared_experts(x)
-
-
-def expert_recipes(
-    prefix: str,
-    stored: str,
-    count: int,
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-) -> dict[str, Recipe]:
-    """How :class:`Experts` are made of one tensor per expert and projection.
-
-    Args:
-      prefix: of the parameters, for example ``"layers.1.mlp.experts"``.
-      stored: prefix of the stored tensors; the number of the expert follows.
-      count: number of experts.
-      names: stored names of the gate, up and down projections.
-    """
-    gate, up, down = (
-        [f"{stored}.{expert}.{name}.weight" for expert in range(count)]
-        for name in names
-    )
-    return {
-        f"{prefix}.gate_up_proj": Recipe((*gate, *up), _gates_over_ups),
-        f"{prefix}.down_proj": stacked(down),
-    }
-
-
-def _gates_over_ups(tensors: list[np.ndarray]) -> np.ndarray:
-    """``[E, 2 * inner, hidden]`` of the gates of all experts, then their ups."""
-    half = len(tensors) // 2
-    return np.concatenate([np.stack(tensors[:half]), np.stack(tensors[half:])], axis=1)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from hybridcache_jax.configs.deepseek_v32 import FULL, SPARSE, DeepseekV32Config
 from hybridcache_jax.models import rope
-from hybridcache_jax.models.deepseek_moe import DeepseekMoE, expert_recipes
+from hybridcache_jax.models.deepseek_moe import DeepseekMoE
 from hybridcache_jax.models.indexer import Indexer
 from hybridcache_jax.models.latent_attention import LatentAttention
 from hybridcache_jax.models.modules import (
@@ -22,6 +22,7 @@ from hybridcache_jax.models.modules import (
     project,
     swiglu,
 )
+from hybridcache_jax.models.moe import expert_recipes
 from hybridcache_jax.models.parameters import parameter_shapes
 from hybridcache_jax.models.protocol import CacheView
 from hybridcache_jax.models.recipes import Recipe, renamed

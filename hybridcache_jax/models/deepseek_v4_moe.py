@@ -14,7 +14,7 @@ from flax import nnx
 
 from hybridcache_jax.configs.deepseek_v4 import DeepseekV4Config
 from hybridcache_jax.models.modules import GatedMLP, normal_param, project, swiglu
-from hybridcache_jax.models.moe import mix_experts
+from hybridcache_jax.models.moe import Experts
 
 _TINY = 1e-20
 
@@ -74,37 +74,6 @@ class Router(nnx.Module):
         return chosen, weights * config.routed_scaling_factor
 
 
-class Experts(nnx.Module):
-    """The routed experts' projections, stacked.
-
-    Attributes:
-      gate_up_proj: ``[E, 2 * inner, hidden]``, rows of the gate first.
-      down_proj: ``[E, hidden, inner]``.
-    """
-
-    def __init__(self, config: DeepseekV4Config, *, rngs: nnx.Rngs, param_dtype):
-        hidden, inner = config.hidden_size, config.moe_intermediate_size
-        shape = (config.num_experts, 2 * inner, hidden)
-        self.limit = config.swiglu_limit
-        self.gate_up_proj = normal_param(rngs, shape, param_dtype)
-        self.down_proj = normal_param(
-            rngs, (config.num_experts, hidden, inner), param_dtype
-        )
-
-    def __call__(
-        self, x: jax.Array, chosen: jax.Array, weights: jax.Array
-    ) -> jax.Array:
-        """Weighted sum of the chosen experts of ``x [..., hidden]``; float32."""
-        return mix_experts(
-            x,
-            chosen,
-            weights,
-            jnp.swapaxes(self.gate_up_proj[...], 1, 2),
-            jnp.swapaxes(self.down_proj[...], 1, 2),
-            lambda rows: clamped_swiglu(*jnp.split(rows, 2, axis=-1), limit=self.limit),
-        )
-
-
 class MoE(nnx.Module):
     """Routed experts and the shared one.
 
@@ -118,13 +87,12 @@ class MoE(nnx.Module):
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype}
         self.gate = Router(config, hashed=hashed, rngs=rngs)
-        self.experts = Experts(config, **options)
-        self.shared_experts = GatedMLP(
-            config.hidden_size,
-            config.moe_intermediate_size,
-            activation=functools.partial(clamped_swiglu, limit=config.swiglu_limit),
-            **options,
+        widths = (config.hidden_size, config.moe_intermediate_size)
+        clamped = functools.partial(clamped_swiglu, limit=config.swiglu_limit)
+        self.experts = Experts(
+            config.num_experts, *widths, activation=clamped, **options
         )
+        self.shared_experts = GatedMLP(*widths, activation=clamped, **options)
 
     def __call__(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
         """Maps ``x [B, T, hidden]`` float32 of ``tokens [B, T]`` to the same shape."""

@@ -16,7 +16,7 @@ from flax import nnx
 from hybridcache_jax.configs.gemma4 import Gemma4Config
 from hybridcache_jax.configs.windowed import FULL, SLIDING
 from hybridcache_jax.models import rope
-from hybridcache_jax.models.gemma4_moe import Experts, Router
+from hybridcache_jax.models.gemma4_router import Router
 from hybridcache_jax.models.modules import (
     Embedding,
     GatedMLP,
@@ -27,6 +27,7 @@ from hybridcache_jax.models.modules import (
     soft_cap,
     unit_rms,
 )
+from hybridcache_jax.models.moe import Experts
 from hybridcache_jax.models.protocol import CacheView
 
 
@@ -113,7 +114,13 @@ class Block(nnx.Module):
         self.routed = config.experts is not None
         if config.experts is not None:
             self.router = Router(config, config.experts, **options)
-            self.experts = Experts(config, config.experts, **options)
+            self.experts = Experts(
+                config.experts.count,
+                hidden,
+                config.experts.inner,
+                activation=geglu,
+                **options,
+            )
             self.post_feedforward_layernorm_1 = norm()
             self.post_feedforward_layernorm_2 = norm()
             self.pre_feedforward_layernorm_2 = norm()

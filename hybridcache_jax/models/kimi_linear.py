@@ -12,7 +12,7 @@ from flax import nnx
 
 from hybridcache_jax.configs.kimi_linear import SPARSE, KimiLinearConfig
 from hybridcache_jax.configs.recurrent import LINEAR
-from hybridcache_jax.models.deepseek_moe import DeepseekMoE, expert_recipes
+from hybridcache_jax.models.deepseek_moe import DeepseekMoE
 from hybridcache_jax.models.delta_rule import INITIAL_STEP, delta_attention
 from hybridcache_jax.models.latent_attention import LatentAttention
 from hybridcache_jax.models.modules import (
@@ -23,6 +23,7 @@ from hybridcache_jax.models.modules import (
     project,
     swiglu,
 )
+from hybridcache_jax.models.moe import expert_recipes
 from hybridcache_jax.models.parameters import parameter_shapes
 from hybridcache_jax.models.protocol import CacheView
 from hybridcache_jax.models.recipes import Recipe, joined, renamed

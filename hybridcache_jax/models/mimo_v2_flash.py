@@ -14,7 +14,7 @@ from hybridcache_jax.configs.deepseek_moe import RoutingConfig
 from hybridcache_jax.configs.mimo_v2_flash import SPARSE, MimoV2FlashConfig
 from hybridcache_jax.configs.windowed import FULL, SLIDING
 from hybridcache_jax.models import rope
-from hybridcache_jax.models.deepseek_moe import Experts, Router, expert_recipes
+from hybridcache_jax.models.deepseek_moe import Router
 from hybridcache_jax.models.modules import (
     Embedding,
     GatedMLP,
@@ -24,6 +24,7 @@ from hybridcache_jax.models.modules import (
     project,
     swiglu,
 )
+from hybridcache_jax.models.moe import Experts, expert_recipes
 from hybridcache_jax.models.parameters import parameter_shapes
 from hybridcache_jax.models.protocol import CacheView
 from hybridcache_jax.models.recipes import Recipe, renamed

@@ -13,7 +13,6 @@ from flax import nnx
 from hybridcache_jax.configs.qwen3_next import SPARSE, Qwen3NextConfig
 from hybridcache_jax.configs.recurrent import LINEAR
 from hybridcache_jax.models import rope
-from hybridcache_jax.models.deepseek_moe import Experts, expert_recipes
 from hybridcache_jax.models.gated_delta_net import GatedDeltaNet
 from hybridcache_jax.models.modules import (
     Embedding,
@@ -23,6 +22,7 @@ from hybridcache_jax.models.modules import (
     project,
     swiglu,
 )
+from hybridcache_jax.models.moe import Experts, expert_recipes
 from hybridcache_jax.models.parameters import parameter_shapes
 from hybridcache_jax.models.protocol import CacheView
 from hybridcache_jax.models.recipes import Recipe, renamed

@@ -23,7 +23,7 @@ def spellings(structs: Structs, published: Recipes) -> tuple[Recipes, ...]:
     Args:
       structs: what the model needs.
       published: recipes of the publisher's spelling, for the parameters that it stores
-        otherwise; may be empty.
+        otherwise; may be empty.  A checkpoint may mix both, parameter by parameter.
 
     Returns:
       Recipes for all parameters: the model's own names, then the publisher's.
@@ -64,7 +64,8 @@ def read_parameters(
         them are listed, and nothing has been placed yet.  Also if a tensor of integers
         holds others than the parameter can.
     """
-    recipes = min(ways, key=lambda way: _misfits(way, source.shapes))
+    best = min(ways, key=lambda way: _misfits(way, source.shapes))
+    recipes = _mixed(best, ways, source.shapes)
     _check(structs, recipes, source.shapes, where)
     params = {}
     for name, struct in structs.items():
@@ -75,6 +76,21 @@ def read_parameters(
         params[name] = jnp.asarray(tensor, struct.dtype)
         on_progress(len(params), len(structs))
     return params
+
+
+def _mixed(best: Recipes, ways: tuple[Recipes, ...], stored) -> Recipes:
+    """The best spelling, but another where only that one's tensors are there."""
+    return {
+        name: next(
+            (
+                way[name]
+                for way in (best, *ways)
+                if all(part in stored for part in way[name].names)
+            ),
+            recipe,
+        )
+        for name, recipe in best.items()
+    }
 
 
 def _misfits(recipes: Recipes, stored: Mapping[str, tuple[int, ...]]) -> int:

@@ -48,6 +48,10 @@ class Reference:
                 f"A reference has tokens [B, T] and logits [B, T, V], got shapes "
                 f"{self.tokens.shape} and {self.logits.shape}."
             )
+        if self.tokens.dtype.kind not in "iu":
+            raise ValueError(
+                f"A reference's tokens are integer ids, got {self.tokens.dtype}."
+            )
         if not np.isfinite(self.logits).all():
             raise ValueError("The reference's logits hold NaN or infinity.")
 

@@ -213,7 +213,9 @@ INDEXED = LayerSpec(global_=Entries(ROW, 4, raw=ROW), index=IndexKeys(ROW, 4, ra
         (
             [
                 LayerSpec(
-                    global_=Entries(ROW), index=IndexKeys(ROW, 4, raw=ROW), select=TopK(3)
+                    global_=Entries(ROW),
+                    index=IndexKeys(ROW, 4, raw=ROW),
+                    select=TopK(3),
                 )
             ],
             "index keys' ratio 4",
@@ -333,9 +335,7 @@ def test_equal_specs_have_equal_fingerprints():
     def build():
         return CacheSpec.from_layers(
             [
-                LayerSpec(
-                    global_=Entries(ROW), index=IndexKeys(ROW), select=TopK(3)
-                ),
+                LayerSpec(global_=Entries(ROW), index=IndexKeys(ROW), select=TopK(3)),
                 LayerSpec(local=Window(6, Entry.kv(1, 4))),
                 LayerSpec(global_=Entries(Entry.kv(1, 4))),
             ],

@@ -156,11 +156,10 @@ def recurrent() -> Model:
     return model(RECURRENT, style="chain")
 
 
-def bare(kinds: tuple[toy.Kind, ...], blocks) -> Model:
+def bare(kinds: tuple[toy.Kind, ...], blocks, dtype: str = "float32") -> Model:
     """A model that writes nothing, for verdicts alone; quick to compile."""
-    return toy.model(
-        kinds, blocks=dict(blocks), forward=_nothing, entry=hc.Entry.kv(1, 1)
-    )
+    entry = hc.Entry.kv(1, 4, dtype)
+    return toy.model(kinds, blocks=dict(blocks), forward=_nothing, entry=entry)
 
 
 def _nothing(view, tokens, kinds, length):

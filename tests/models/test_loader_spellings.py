@@ -110,6 +110,16 @@ def test_the_spelling_of_the_publisher(tmp_path, name, shards):
     assert loaded.config_digest == find_model(content(name)).config.digest
 
 
+def test_a_publisher_may_mix_both_spellings(tmp_path):
+    """Kimi's own files name the dense layer as transformers does, the others not."""
+    weights = {
+        key.replace("layers.0.block_sparse_moe.", "layers.0.mlp."): array
+        for key, array in read("kimi_linear", "hub_names.safetensors").items()
+    }
+    save(tmp_path, content("kimi_linear"), weights)
+    assert_equal("kimi_linear", load_model(tmp_path))
+
+
 @pytest.mark.parametrize("name", MULTIMODAL)
 def test_the_text_part_of_a_multimodal_checkpoint(tmp_path, name):
     model_type, prefix, other = MULTIMODAL[name]

@@ -1,4 +1,4 @@
-"""Mixture of experts of Gemma 4: a router on normed states, GELU-gated experts."""
+"""The router of Gemma 4's experts: a softmax over normed states."""
 
 import math
 
@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from hybridcache_jax.configs.gemma4 import Gemma4Config, Gemma4Experts
-from hybridcache_jax.models.modules import Linear, geglu, normal_param, unit_rms
-from hybridcache_jax.models.moe import mix_experts
+from hybridcache_jax.models.modules import Linear, unit_rms
 
 
 class Router(nnx.Module):
@@ -45,32 +44,3 @@ class Router(nnx.Module):
         shares = shares / jnp.sum(shares, axis=-1, keepdims=True)
         scales = jnp.take(self.per_expert_scale[...].astype(jnp.float32), chosen)
         return chosen, shares * scales
-
-
-class Experts(nnx.Module):
-    """The experts' projections, stacked.
-
-    Attributes:
-      gate_up_proj: ``[E, 2 * inner, hidden]``, rows of the gate first.
-      down_proj: ``[E, hidden, inner]``.
-    """
-
-    def __init__(
-        self, config: Gemma4Config, settings: Gemma4Experts, *, rngs, param_dtype
-    ):
-        count, hidden, inner = settings.count, config.hidden_size, settings.inner
-        self.gate_up_proj = normal_param(rngs, (count, 2 * inner, hidden), param_dtype)
-        self.down_proj = normal_param(rngs, (count, hidden, inner), param_dtype)
-
-    def __call__(
-        self, x: jax.Array, chosen: jax.Array, weights: jax.Array
-    ) -> jax.Array:
-        """Weighted sum of the chosen experts of ``x [..., hidden]``; float32."""
-        return mix_experts(
-            x,
-            chosen,
-            weights,
-            jnp.swapaxes(self.gate_up_proj[...], 1, 2),
-            jnp.swapaxes(self.down_proj[...], 1, 2),
-            lambda rows: geglu(*jnp.split(rows, 2, axis=-1)),
-        )

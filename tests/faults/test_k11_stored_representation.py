@@ -1,0 +1,351 @@
+"""K11: the stored representation.
+
+What was written is read back exactly, for every dtype and layout of scales, whatever
+lay in the memory before.  Any difference in dtype, scale, convention, layer count or
+shape between record and reader is a refusal before anything is written.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hybridcache_jax as hc
+from hybridcache_jax import Chunk, Entry, Form, IndexKeys, LayerSpec, Plane, Window
+from hybridcache_jax.append import write
+from hybridcache_jax.gather import at_positions, whole_blocks
+from hybridcache_jax.layers import element_bits, named_dtype
+from hybridcache_jax.planes import (
+    dequantise,
+    from_storage,
+    quantise,
+    storage_dtype,
+    storage_width,
+    to_storage,
+)
+
+BACKENDS = ["cpu", "gpu", "tpu"]
+DTYPES = [
+    *("float32", "float16", "bfloat16", "int8", "int32"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn"),
+]
+E8M0 = "float8_e8m0fnu"
+
+
+def scaled(dtype, run, scales, scale_dtype, heads=1, dim=8):
+    """Values ``k`` with their scales ``s``, and a plane ``v`` that has none."""
+    return Entry(
+        (
+            Plane("k", heads, dim, dtype, scale="s", run=run),
+            Plane("s", heads, scales, scale_dtype),
+            Plane("v", heads, 2, "bfloat16"),
+        )
+    )
+
+
+LAYOUTS = {
+    "fp8, power of two per 4": scaled("float8_e4m3fn", 4, 2, E8M0),
+    "fp8, scales padded": scaled("float8_e4m3fn", 4, 8, E8M0),
+    "fp8, one float32": scaled("float8_e4m3fn", 8, 1, "float32"),
+    "fp8 e5m2, two heads": scaled("float8_e5m2", 2, 4, "bfloat16", heads=2),
+    "fp4, power of two": scaled("float4_e2m1fn", 4, 2, E8M0),
+    "fp4, fp8 scales": scaled("float4_e2m1fn", 2, 4, "float8_e4m3fn", heads=2),
+    "int8, float32": scaled("int8", 4, 2, "float32"),
+    "int8, float16": scaled("int8", 8, 1, "float16"),
+}
+
+
+def codes_of(name):
+    """Every value of a dtype, NaN among them; of those wider than 16 bits a sample."""
+    bits = element_bits(name)
+    if bits == 4:
+        codes = jnp.arange(16, dtype=jnp.uint4)
+        return np.asarray(jax.lax.bitcast_convert_type(codes, named_dtype(name)))
+    count = min(1 << bits, 1 << 16)
+    codes = np.arange(count, dtype=np.uint64) * ((1 << bits) // count)
+    return codes.astype(f"uint{bits}").view(named_dtype(name))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_bit_pattern_survives_storage(name, backend):
+    """NaN payloads, infinities, subnormals and negative zeros among them."""
+    plane = Plane("k", 2, 4, name)
+    value = jnp.asarray(codes_of(name)).reshape(-1, 2, 4)
+    stored = to_storage(plane, value, backend)
+    assert stored.shape == (len(value), storage_width(plane))
+    assert stored.dtype == storage_dtype(name, backend)
+    assert stored.nbytes == len(value) * plane.nbytes
+    back = from_storage(plane, stored)
+    assert back.dtype == value.dtype
+    assert np.asarray(back).tobytes() == np.asarray(value).tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 3, 5])
+def test_an_odd_number_of_half_bytes_is_refused_or_exact(width):
+    """Two elements share a byte; the last of an odd number has one for itself."""
+    try:
+        plane = Plane("k", 1, width, "float4_e2m1fn")
+    except ValueError:
+        return  # refused when it is declared, which is as good
+    value = jnp.arange(width, dtype=jnp.float32).reshape(1, 1, width)
+    value = value.astype(named_dtype(plane.dtype))
+    stored = to_storage(plane, value, "cpu")
+    assert stored.shape == (1, storage_width(plane))
+    np.testing.assert_array_equal(
+        np.asarray(from_storage(plane, stored), np.float32),
+        np.asarray(value, np.float32),
+    )
+
+
+@st.composite
+def representable(draw, entry, rows):
+    """Values that a layout holds exactly: codes times scales, one code the largest."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    plane, scale = entry["k"], entry["s"]
+    codes = codes_of(plane.dtype).astype(np.float32)
+    codes = codes[np.isfinite(codes)]
+    largest = codes.max()
+    codes = codes[codes >= -largest]
+    runs = (rows, plane.heads, plane.dim // plane.run)
+    chosen = random.choice(codes, (*runs, plane.run)).astype(np.float64)
+    place = random.integers(0, plane.run, runs)
+    sign = random.choice([-1.0, 1.0], (*runs, 1))
+    np.put_along_axis(chosen, place[..., None], sign * largest, axis=-1)
+    # A run of nothing but zeros needs no scale.
+    chosen[random.random(runs) < 0.2] = 0
+    power = 2.0 ** random.integers(-5, 6, runs)
+    digits = 1.0 if scale.dtype == E8M0 else random.integers(4, 8, runs) / 4
+    values = chosen * (power * digits)[..., None]
+    return values.reshape(rows, plane.heads, plane.dim).astype(np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_representable_values_come_back_exactly(layout, data):
+    """Out of a pool full of other bits, at the positions they were written to."""
+    entry = LAYOUTS[layout]
+    spec = hc.CacheSpec.from_layers([LayerSpec(local=Window(4, entry))], block_tokens=4)
+    (pool,) = spec.pools
+    random = np.random.default_rng(0)
+    rows, blocks = 6, 3
+    k = data.draw(representable(entry, rows))
+    v = random.integers(-8, 9, (rows, entry["v"].heads, 2)).astype(np.float32)
+    backend = data.draw(st.sampled_from(BACKENDS))
+    memory = {
+        plane.name: jnp.asarray(
+            random.integers(0, 256, (1, blocks, 4, plane.nbytes), np.uint8)
+            .view(storage_dtype(plane.dtype, backend))
+            .reshape(1, blocks, 4, storage_width(plane))
+        )
+        for plane in entry.planes
+    }
+    table = jnp.asarray([data.draw(st.permutations(range(blocks)))], jnp.int32)
+    positions = jnp.arange(rows, dtype=jnp.int32)[None]
+    ids = jnp.take_along_axis(table, positions // 4, axis=1)
+    given_planes = {"k": jnp.asarray(k)[None], "v": jnp.asarray(v)[None]}
+    written = write(pool, memory, 0, ids, positions, given_planes, backend)
+
+    loaded, there = at_positions(pool, written, 0, table, positions, blocks)
+    assert bool(there.all())
+    np.testing.assert_array_equal(dequantise(entry, loaded, "k")[0], k)
+    np.testing.assert_array_equal(dequantise(entry, loaded, "v")[0], v)
+    by_block = whole_blocks(pool, written, 0, table)
+    np.testing.assert_array_equal(dequantise(entry, by_block, "k")[0, :rows], k)
+    # The rest of the memory is as it was, bit for bit.
+    last = int(table[0, 1])
+    for name, plane in written.items():
+        before, after = np.array(memory[name]), np.array(plane)
+        unused = int(table[0, 2])
+        assert before[:, unused].tobytes() == after[:, unused].tobytes()
+        assert before[:, last, 2:].tobytes() == after[:, last, 2:].tobytes()
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1), layout=st.sampled_from(sorted(LAYOUTS)))
+def test_reading_back_and_writing_again_changes_nothing(seed, layout):
+    """What a layout made of any values is representable in it."""
+    entry = LAYOUTS[layout]
+    if entry["s"].dtype != E8M0:
+        return
+    random = np.random.default_rng(seed)
+    scale = 2.0 ** random.integers(-20, 20)
+    shape = (5, entry["k"].heads, entry["k"].dim)
+    k = jnp.asarray(scale * random.standard_normal(shape), jnp.float32)
+    v = jnp.zeros((5, entry["v"].heads, 2))
+    once = dequantise(entry, quantise(entry, {"k": k, "v": v}), "k")
+    twice = dequantise(entry, quantise(entry, {"k": once, "v": v}), "k")
+    np.testing.assert_array_equal(once, twice)
+    # Never further off than half a step of the largest code of the run.
+    runs = np.abs(np.asarray(k)).reshape(*shape[:2], -1, entry["k"].run)
+    gaps = np.abs(np.asarray(once - k)).reshape(runs.shape)
+    assert (gaps <= runs.max(axis=-1, keepdims=True) / 4).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", E8M0, "float8_e4m3fn"])
+def test_too_large_for_the_scale_is_not_read_as_small(dtype):
+    """Beyond the scale's range values saturate or show as not finite."""
+    entry = scaled("float4_e2m1fn", 4, 2, dtype)
+    k = jnp.full((1, 1, 8), 1e6, jnp.float32)
+    planes = quantise(entry, {"k": k, "v": jnp.zeros((1, 1, 2))})
+    back = np.asarray(dequantise(entry, planes, "k"))
+    largest = min(1e6, 6 * float(ml_dtypes.finfo(named_dtype(dtype)).max))
+    assert (~np.isfinite(back) | (back >= 0.6 * largest)).all()
+
+
+WRONG_PLANES = {
+    "scales are given": {"k": (1, 2, 1, 8), "s": (1, 2, 1, 2), "v": (1, 2, 1, 2)},
+    "a plane is missing": {"k": (1, 2, 1, 8)},
+    "a plane is unknown": {"k": (1, 2, 1, 8), "v": (1, 2, 1, 2), "x": (1, 2, 1, 2)},
+    "heads and dim are swapped": {"k": (1, 2, 8, 1), "v": (1, 2, 1, 2)},
+    "heads are folded": {"k": (1, 2, 8), "v": (1, 2, 1, 2)},
+}
+
+
+@pytest.mark.parametrize("what", WRONG_PLANES)
+def test_planes_of_another_layout_are_refused(what):
+    entry = LAYOUTS["fp8, power of two per 4"]
+    spec = hc.CacheSpec.from_layers([LayerSpec(local=Window(4, entry))], block_tokens=4)
+    memory = {
+        plane.name: jnp.zeros((1, 2, 4, plane.nbytes), jnp.uint8)
+        for plane in entry.planes
+    }
+    planes = {name: jnp.ones(shape) for name, shape in WRONG_PLANES[what].items()}
+    where = jnp.zeros((1, 2), jnp.int32)
+    with pytest.raises(ValueError, match=spec.pools[0].name):
+        write(spec.pools[0], memory, 0, where, where, planes, "cpu")
+
+
+# The façade: other layouts.
+
+KINDS = toy.CSA[:1]  # a window of 3, entries of 4 with overlap, pooled keys, top 2
+BLOCKS = {form: 4 for form in Form if form is not Form.NONE}
+
+
+def base(dtype="float32"):
+    return toy.bare(KINDS * 2, tuple(BLOCKS.items()), dtype)
+
+
+def layouts():
+    """Layer records (and block sizes) that differ from ``base`` in one thing."""
+    layers = base().plan.spec.layers
+    (layer, _), entry, replace = layers, Entry.kv(1, 4), dataclasses.replace
+    k, v = entry.planes
+
+    def local(planes, **roles):
+        window = Window(3, Entry(planes, **roles))
+        return [replace(layer, local=window), replace(layer, local=window)]
+
+    def both(**changes):
+        return [replace(layer, **changes)] * 2
+
+    history, index = layer.global_, layer.index
+    raw = Entry((Plane("x", 1, 1, "bfloat16"),))
+    by = replace(k, dtype="float8_e4m3fn", scale="s", run=2)
+    return {
+        "dtype": local((replace(k, dtype="bfloat16"), v)),
+        "dtype of equal width": local((replace(k, dtype="int32"), v)),
+        "scales": local((by, v, Plane("s", 1, 2))),
+        "scales of longer runs": local((replace(by, run=4), v, Plane("s", 1, 2))),
+        "scales of another dtype": local((by, v, Plane("s", 1, 2, "bfloat16"))),
+        "convention": local((k, v), convention="rotated by pairs"),
+        "value is the key": local((k, v), value=("k",)),
+        "heads": local((replace(k, heads=2, dim=2), replace(v, heads=2, dim=2))),
+        "dim": local((k, replace(v, dim=2))),
+        "order of planes": local((v, k)),
+        "window one more": both(local=Window(4, entry)),
+        "window one less": both(local=Window(2, entry)),
+        "chunk": both(local=Chunk(3, entry)),
+        "ratio": both(global_=replace(history, ratio=2), index=index),
+        "overlap": both(global_=replace(history, overlap=0)),
+        "raw rows": both(global_=replace(history, raw=raw)),
+        "index overlap": both(index=replace(index, overlap=0)),
+        "index without raw rows": both(index=IndexKeys(index.entry, 4)),
+        "no index": both(index=None, select=None),
+        "selection": both(select=replace(layer.select, k=3)),
+        "layer count": [layer],
+        "one layer more": [layer, *layers],
+        "owner": [layer, replace(layer, local=None, global_=None, kv_owner=0)],
+        "blocks": (list(layers), 8),
+    }
+
+
+def fingerprint(layers):
+    sizes = BLOCKS
+    if isinstance(layers, tuple):
+        layers, size = layers
+        sizes = dict.fromkeys(BLOCKS, size)
+    return hc.CacheSpec.from_layers(layers, block_tokens=sizes).fingerprint
+
+
+def test_every_difference_is_another_fingerprint():
+    prints = {name: fingerprint(layers) for name, layers in layouts().items()}
+    prints["base"] = base().plan.spec.fingerprint
+    assert len(set(prints.values())) == len(prints)
+    assert fingerprint(list(base().plan.spec.layers)) == prints["base"]
+
+
+@pytest.mark.parametrize("name", sorted(layouts()))
+def test_another_layout_never_hits(name):
+    """Nothing is claimed for it, the layout is named, what is stored stays."""
+    model = base()
+    session = toy.Session(model)
+    session.store(toy.P)
+    before, records = session.cache, toy.kept_bytes(session.cache)
+    other = dataclasses.replace(model.identity, layout=fingerprint(layouts()[name]))
+    plan = session.prefixes.match(before, [*toy.P, 1], other)
+    assert plan.verdict == hc.Verdict.NEEDS_FULL_RECOMPUTE
+    assert (plan.length, plan.claimed_length) == (0, 0)
+    assert (plan.reason, plan.changed) == (hc.Reason.PRODUCER_CHANGED, ("layout",))
+    assert "layout" in plan.explain()
+    assert session.match([*toy.P, 1]).verdict == hc.Verdict.RESUMABLE
+    assert toy.kept_bytes(session.cache) == records
+
+
+B44 = [("float32", "bfloat16"), ("bfloat16", "float32")]
+
+
+@pytest.mark.parametrize(("record", "reader"), B44)
+def test_b44_another_dtype_is_refused_in_both_directions(record, reader):
+    session = toy.Session(base(record))
+    session.store(toy.P)
+    other = dataclasses.replace(
+        session.model.identity, layout=base(reader).plan.spec.fingerprint
+    )
+    plan = session.prefixes.match(session.cache, [*toy.P, 1], other)
+    assert plan.verdict == hc.Verdict.NEEDS_FULL_RECOMPUTE
+    assert plan.changed == ("layout",)
+
+
+OTHER_PLANS = {
+    "dtype": lambda: base("bfloat16").plan,
+    "layer count": lambda: toy.bare(KINDS, tuple(BLOCKS.items())).plan,
+    "window": lambda: (
+        toy.bare(
+            (dataclasses.replace(KINDS[0], size=4),) * 2, tuple(BLOCKS.items())
+        ).plan
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PLANS)
+def test_a_cache_of_another_plan_is_refused_before_any_write(name):
+    """The claims of one plan mean nothing in the memory of another."""
+    model = base()
+    prefixes = hc.PrefixCache(OTHER_PLANS[name]())
+    assert prefixes.plan != model.plan
+    identity = dataclasses.replace(
+        model.identity, layout=prefixes.plan.spec.fingerprint
+    )
+    cold = prefixes.cold_plan(toy.P, identity)
+    with pytest.raises((ValueError, hc.HybridCacheError), match="plan"):
+        prefixes.match(model.empty, toy.P, identity)
+    with pytest.raises((ValueError, hc.HybridCacheError), match="plan"):
+        prefixes.acquire(model.empty, cold)

@@ -1,0 +1,96 @@
+"""The view without a cache: reference logits, gradients, and what it refuses."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import hybridcache_jax as hc
+from hybridcache_jax.models.load import load_model
+from hybridcache_jax.models.whole_sequence import WholeSequenceView
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+ROW = hc.Entry((hc.Plane("k", 1, 2),))
+PER_TOKEN = hc.LayerSpec(
+    global_=hc.Entries(hc.Entry.kv(2, 2)),
+    index=hc.IndexKeys(ROW),
+    select=hc.TopK(2),
+)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4_tiny", "glm_moe_dsa"])
+def test_reference_logits(name):
+    """The other references are run by the slow suite of the parity tests."""
+    loaded = load_model(GOLDENS / name)
+    expected = load_file(GOLDENS / name / "expected.safetensors")
+    tokens = jnp.asarray(expected["tokens"])
+    view = WholeSequenceView.start(loaded.layers, *tokens.shape)
+    hidden, _ = loaded.model(tokens, view)
+    logits = np.asarray(loaded.model.logits(hidden))
+    np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
+
+
+def run(query, weights, layer=PER_TOKEN, length=6):
+    """One layer whose keys are fixed; the output of the last query."""
+    random = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(random.standard_normal(shape), jnp.float32)
+
+    view = WholeSequenceView.start((layer,), 1, length)
+    view = view.append(0, to="entries", k=draw(1, length, 2, 2), v=draw(1, length, 2, 2))
+    view = view.append(0, to="index", k=draw(1, length, 1, 2))
+    view = view.select(0, query, weights)
+    return view.attend(0, draw(1, length, 2, 2), scale=1.0)[0, -1]
+
+
+def test_the_ranking_gets_a_gradient_and_no_say_in_the_values():
+    query, weights = jnp.ones((1, 6, 2, 2)), jnp.ones((1, 6, 2))
+    gradient = jax.grad(lambda q: jnp.sum(run(q, weights) ** 2))(query)
+    assert np.isfinite(gradient).all()
+    assert np.abs(gradient).max() > 1e-3
+    # Twice the scores select the same entries, and the values are the same.
+    np.testing.assert_array_equal(run(query, weights), run(query, 2 * weights))
+
+
+@pytest.mark.parametrize(
+    ("choice", "seen"),
+    [
+        (hc.TopK(1), 1),
+        (hc.TopK(3), 3),
+        (hc.TopK(9), 6),
+        (hc.TopK(1, unit=2), 2),
+        (hc.TopK(1, unit=4, open_tail=True), 6),  # the whole unit and the open one
+        (hc.TopK(1, unit=4, local_units=1), 2),  # the open one alone
+    ],
+)
+def test_a_query_reads_so_many_entries(choice, seen):
+    layer = hc.LayerSpec(
+        global_=hc.Entries(ROW), index=hc.IndexKeys(ROW), select=choice
+    )
+    view = WholeSequenceView.start((layer,), 1, 6)
+    place = jnp.eye(6, 2)[None, :, None]
+    view = view.append(0, to="entries", k=place).append(0, to="index", k=place)
+    view = view.select(0, jnp.ones((1, 6, 1, 2)), jnp.ones((1, 6, 1)))
+    read, _ = view._chosen(0)
+    visible = np.asarray(read)[0, 5, 0, :6]
+    assert visible.sum() == seen
+
+
+def test_what_is_not_kept_is_refused():
+    window = hc.LayerSpec(local=hc.Window(3, ROW))
+    view = WholeSequenceView.start((window,), 1, 4)
+    rows = jnp.ones((1, 4, 1, 2))
+    with pytest.raises(ValueError, match="keeps no index"):
+        view.append(0, to="index", k=rows)
+    with pytest.raises(ValueError, match="keeps no entries to compress"):
+        view.compress(0, lambda raw, valid, first: raw, k=rows)
+    with pytest.raises(ValueError, match="no recurrent state"):
+        view.read_state(0)
+    append = functools.partial(view.append, 0)
+    with pytest.raises(ValueError, match="selects, but nothing ranks"):
+        append(k=rows)._index(0)
