@@ -4,7 +4,7 @@ A window, compressed sparse entries with overlap and indexer, heavily compressed
 entries: every form a V4 cache has, in a few layers.  The text is the Python language
 reference as it comes with Python itself (``pydoc_data``, PSF licence) and the document
 of the demo.  Training runs over whole sequences, without a cache; the indexer learns
-through the attention logits of what it selects (``models.whole_sequence``).
+what attention looks at (``models.whole_sequence``).
 
     python examples/train_tiny_v4.py --out hybridcache_jax/models/tiny_v4_checkpoint
 """
@@ -149,11 +149,11 @@ def main() -> None:
         description="Trains the small DeepSeek-V4-style byte model."
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=512, help="tokens per sequence")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
     options = parser.parse_args()
     train(
         options.steps,

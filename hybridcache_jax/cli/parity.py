@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     reference = read_reference(folder / _EXPECTED)
     if reference.tokens.shape[1] < 2:
         raise CheckpointError(
-            f"{folder / _EXPECTED} has sequences of {reference.tokens.shape[1]} tokens; "
-            "at least two tokens are needed to resume between them."
+            f"{folder / _EXPECTED} has sequences of {reference.tokens.shape[1]} "
+            "tokens; at least two tokens are needed to resume between them."
         )
     notes = Console(stderr=True)
     loaded = load(str(folder), notes)

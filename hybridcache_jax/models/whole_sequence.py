@@ -4,9 +4,9 @@ Everything is plain arrays and masks, so it is differentiable, and it shares no 
 with the cache: what a model computes over it is what it must compute over the cache.
 Memory grows with the square of the length.
 
-A selection has no gradient of its own.  Here the score of a selected entry joins its
-attention logit straight through (Bengio et al., 2013): it adds nothing to the value,
-and receives the gradient of the logit, so the ranking learns what attention wants.
+A selection has no gradient of its own.  Whoever differentiates a model over this view
+trains the ranking as DeepSeek-V3.2 does: by the divergence of its scores from what
+attention over all entries would look at.  That loss joins the backward pass alone.
 """
 
 import dataclasses
@@ -17,6 +17,8 @@ import jax.numpy as jnp
 
 from hybridcache_jax.layers import Entry, LayerSpec
 from hybridcache_jax.models.protocol import Planes, Pool
+
+_TINY, _HUGE = 1e-9, 1e9
 
 
 @jax.tree_util.register_dataclass
@@ -118,15 +120,21 @@ class WholeSequenceView:
             keys.append(k)
             values.append(v)
             bias.append(jnp.where(seen, 0.0, -jnp.inf)[:, :, None])
-        if entries is not None:
+        complete = entries is not None and self.positions.shape[1] >= entries.ratio
+        if entries is not None and complete:
             k, v = self.rows[owner, "entries"]
             seen = self._closed(k.shape[1], entries.ratio)[:, :, None]
             keys.append(k)
             values.append(v)
             bias.append(self._history_bias(layer, seen))
+        if not keys:
+            raise ValueError(
+                f"Layer {layer} sees nothing in {self.positions.shape[1]} tokens; give "
+                "sequences of at least one whole block."
+            )
         heads = keys[0].shape[2]
         joined = [jnp.broadcast_to(b, (*b.shape[:2], heads, b.shape[3])) for b in bias]
-        return _softmax(
+        out = _softmax(
             q,
             jnp.concatenate(keys, axis=1),
             jnp.concatenate(values, axis=1),
@@ -135,6 +143,9 @@ class WholeSequenceView:
             soft_cap,
             sinks,
         )
+        if layer not in self.scores or not complete:
+            return out
+        return _with_loss(out, self._ranking_loss(layer, scale * q, keys[-1]))
 
     def read_state(self, layer: int) -> dict[str, jax.Array]:
         """Zeros: every sequence starts at position 0."""
@@ -153,15 +164,32 @@ class WholeSequenceView:
         return self
 
     def _history_bias(self, layer: int, seen: jax.Array) -> jax.Array:
-        """``[B, T, G, N]``: -inf for entries not read, the scores' gradient else."""
+        """``[B, T, G, N]``: -inf for entries that are not read."""
         chosen = self._chosen(layer)
-        if chosen is None:
-            return jnp.where(seen, 0.0, -jnp.inf)
-        read, scores = chosen
-        count = seen.shape[-1]
-        read = seen & read[..., :count]
-        scores = jnp.where(read, scores[..., :count], 0.0)
-        return jnp.where(read, scores - jax.lax.stop_gradient(scores), -jnp.inf)
+        if chosen is not None:
+            seen = seen & chosen[0][..., : seen.shape[-1]]
+        return jnp.where(seen, 0.0, -jnp.inf)
+
+    def _ranking_loss(self, layer: int, q: jax.Array, keys: jax.Array) -> jax.Array:
+        """Mean divergence of the ranking from attention over all entries, ``[]``.
+
+        Args:
+          layer: a layer that selects for itself.
+          q: ``[B, T, Hq, D]``, scaled.
+          keys: ``[B, N, heads, D]``, all entries.
+        """
+        entries, chosen = self.layers[layer].global_, self._chosen(layer)
+        if entries is None or chosen is None:
+            return jnp.zeros(())
+        seen = self._closed(keys.shape[1], entries.ratio)[:, :, None]
+        keys = jnp.repeat(keys, q.shape[2] // keys.shape[2], axis=2)
+        wanted = _distribution(jnp.einsum("bthd,bnhd->bthn", q, keys), seen)
+        groups = chosen[1].shape[2]
+        wanted = wanted.reshape(*wanted.shape[:2], groups, -1, wanted.shape[-1])
+        wanted = jax.lax.stop_gradient(jnp.mean(wanted, axis=3))
+        ranked = _distribution(chosen[1][..., : wanted.shape[-1]], seen)
+        ratio = jnp.log(wanted + _TINY) - jnp.log(ranked + _TINY)
+        return jnp.mean(jnp.sum(wanted * ratio, axis=-1))
 
     def _chosen(self, layer: int) -> tuple[jax.Array, jax.Array] | None:
         """Which entries each query reads and with what score, ``[B, T, G, N]`` each."""
@@ -225,6 +253,26 @@ class WholeSequenceView:
             for wanted in (entry.key_planes, entry.value_planes)
         )
         return dataclasses.replace(self, rows={**self.rows, (layer, part): rows})
+
+
+def _distribution(scores: jax.Array, seen: jax.Array) -> jax.Array:
+    """Softmax over what is seen; zeros where nothing is."""
+    scores = jnp.where(seen, scores, -jnp.inf)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    weights = jnp.where(seen, jnp.exp(scores - jnp.maximum(top, -_HUGE)), 0.0)
+    return weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), _TINY)
+
+
+@jax.custom_vjp
+def _with_loss(x: jax.Array, loss: jax.Array) -> jax.Array:
+    """``x``; its gradient is joined by that of ``loss``, whatever is made of ``x``."""
+    del loss
+    return x
+
+
+_with_loss.defvjp(
+    lambda x, loss: (x, None), lambda _, gradient: (gradient, jnp.ones(()))
+)
 
 
 def _softmax(q, keys, values, bias, scale, soft_cap, sinks) -> jax.Array:

@@ -1,9 +1,10 @@
-"""K06, for windows and chunks: how far back a replay starts.
+"""K06, without recurrent layers: how far back a replay starts.
 
 Running positions k..p-1 from the forms that are held gives every form equal to a cold
 run: k is p less the sum of W - 1 over the stacked window layers, and for chunks the
-start of p's chunk, whatever their number.  It is tight: starting one token later is
-wrong.  Intact forms are read, never rewritten; blocks rebuilt below p are not stored.
+start of p's chunk, whatever their number; a tail widens by the windows below it.  It is
+tight: starting one token later is wrong.  Intact forms are read, never rewritten;
+blocks rebuilt below p are not stored.
 """
 
 import dataclasses
@@ -207,3 +208,95 @@ def test_one_lost_block_of_one_form_is_enough(data, point):
     session.feed(lease, prompt[plan.start :])
     want = toy.cold_softmax(model, prompt)
     assert toy.state_gap(session.state(lease), want) < EXACT
+
+
+# Families of integers, where every form is compared bit for bit.
+
+BOUNDED = (Form.SWA_WINDOW, Form.UNCOMPRESSED_TAIL)
+FAMILIES = {
+    # The index tail of 2 over windows of 4 and 3: deeper than all windows together.
+    "csa": (toy.csa, lambda p: p - 2 - 3 - 2, [8, 16, 24, 32]),
+    "sparse": (toy.sparse, chunked_start, [8, 16, 20]),
+}
+
+
+def lose_bounded(model, history, forms=BOUNDED):
+    """A session that stored ``history`` and lost all of some bounded forms."""
+    session = toy.Session(model)
+    session.store(history, [4], each=True)
+    for form in forms:
+        session.evict(form)
+    return session
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=12)
+@given(
+    data=st.data(),
+    tokens=st.lists(st.integers(0, 9), min_size=40, max_size=40),
+    sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+)
+def test_windows_and_tails_are_rebuilt_from_the_derived_start(
+    name, data, tokens, sizes
+):
+    build, start, points = FAMILIES[name]
+    model, point = build(), data.draw(st.sampled_from(points))
+    prompt = tokens[: point + 1]
+    session = lose_bounded(model, prompt)
+    plan = session.match(prompt)
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert (plan.length, plan.start) == (point, start(point))
+    assert plan.start == toy.toy.replay_start(model.kinds, point)
+    assert {report.form for report in plan.limiting} <= set(BOUNDED)
+
+    held, ready = toy.kept_bytes(session.cache), session.cache
+    want = toy.cold(model, prompt[:point])
+    lease = replayed(session, plan, prompt, sizes)
+    toy.assert_same_state(session.state(lease), want)
+    assert toy.kept_bytes(session.cache) == held
+    last = session.feed(lease, prompt[point:])
+    toy.assert_same_reads(last, toy.cold(model, prompt).reads[:, point:])
+    session.check(lease, prompt)
+    assert toy.kept_bytes(session.cache) == held
+
+    # One token less, and the same forms are there with other numbers in them.
+    session.branch(ready)
+    short = dataclasses.replace(plan, start=plan.start + 1)
+    lease = replayed(session, short, prompt, sizes)
+    assert toy.toy.differences(session.state(lease), want) != []
+    assert toy.kept_bytes(session.cache) == held
+
+
+@pytest.mark.parametrize("lost", [BOUNDED[:1], BOUNDED[1:]])
+def test_either_form_alone_needs_the_whole_replay(lost):
+    """During a replay the other is needed at positions before those it holds."""
+    model, prompt = toy.csa(), [p * 7 % 10 for p in range(25)]
+    session = lose_bounded(model, prompt, lost)
+    plan = session.match(prompt)
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert (plan.length, plan.start) == (24, 17)
+    lease = replayed(session, plan, prompt)
+    session.check(lease, prompt[:24])
+
+
+def test_tails_rebuilt_below_p_are_not_stored():
+    """Only what was run from p on is exact in all forms, and only that is kept."""
+    model, point = toy.csa(), 16
+    prompt = [p * 7 % 10 for p in range(40)]
+    session = lose_bounded(model, prompt[: point + 1])
+    lease = session.admit(prompt)
+    assert (lease.plan.start, lease.plan.length) == (9, point)
+    for at in range(lease.plan.start, 40, 4):
+        session.feed(lease, prompt[at : at + 4])
+        session.publish(lease)
+        for pool, table in zip(
+            model.plan.spec.pools, session.cache.tables, strict=True
+        ):
+            first = np.asarray(table.first)[np.asarray(table.kept)]
+            assert pool.form not in BOUNDED or (first >= point).all()
+    session.release(lease)
+    plan = session.match(prompt[: point + 1])
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    lease = session.admit(prompt)
+    assert (lease.plan.verdict, lease.plan.length) == (Verdict.RESUMABLE, 32)
+    session.check(lease, prompt[:32])

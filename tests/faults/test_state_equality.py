@@ -2,10 +2,13 @@
 
 For every legal resume point of a model with real attention: with the same chunk
 boundaries the state and the outputs are those of a cold run bit for bit, and within
-1e-5 of a dense pass in NumPy whatever the chunks.
+1e-5 of a dense pass in NumPy whatever the chunks.  For every layer kind of the toy:
+state and reads are those of a cold run bit for bit, whatever the chunks and whatever
+was lost in between.
 """
 
 import numpy as np
+import pytest
 import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,3 +85,62 @@ def test_many_turns_do_not_drift(prompt, turns):
         session.release(lease)
         if turn % 2:
             session.evict(Form.SWA_WINDOW)
+
+
+KINDS = {
+    "compressed": toy.compressed,
+    "csa": toy.csa,
+    "sparse": toy.sparse,
+    "recurrent": toy.recurrent,
+}
+TOKENS = st.lists(st.integers(0, 9), min_size=24, max_size=24)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=15)
+@given(data=st.data(), prompt=TOKENS, tail=TOKENS, sizes=SIZES)
+def test_every_kind_resumes_to_the_state_of_a_cold_run(name, data, prompt, tail, sizes):
+    model = KINDS[name]()
+    session = toy.Session(model)
+    session.store(prompt, [4], each=True)
+    point = data.draw(st.sampled_from(range(model.grid, 24, model.grid)))
+    tail[0] = (prompt[point] + 1) % 10
+    asked = [*prompt[:point], *tail][: data.draw(st.integers(point + 1, 24))]
+    lease = session.admit(asked)
+    assert (lease.plan.verdict, lease.plan.length) == (Verdict.RESUMABLE, point)
+    session.check(lease, asked[:point])
+    resumed = session.feed(lease, asked[point:], sizes)
+    session.check(lease, asked)
+
+    cold = toy.Session(model)
+    other = cold.admit(asked)
+    assert other.plan.verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    reads = cold.feed(other, asked, data.draw(SIZES))
+    np.testing.assert_array_equal(reads[:, point:], resumed)
+    toy.assert_same_reads(reads, toy.cold(model, asked).reads)
+    toy.assert_same_state(session.state(lease), cold.state(other))
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=10)
+@given(data=st.data(), prompt=TOKENS)
+def test_many_turns_of_every_kind_equal_cold(name, data, prompt):
+    """Release, lose forms, come back, turn off: the state is that of a cold run."""
+    model = KINDS[name]()
+    session = toy.Session(model)
+    forms = sorted({pool.form for pool in model.plan.spec.pools})
+    done = []
+    for _ in range(data.draw(st.integers(2, 5))):
+        done = done[: data.draw(st.integers(0, len(done)))]
+        done = prompt[-len(done) :] if data.draw(st.integers(0, 7)) == 0 else done
+        new = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=10))
+        done = [*done, *new][: model.max_length]
+        lease = session.admit(done)
+        reads = session.feed(lease, done[lease.plan.start :], data.draw(SIZES))
+        exact = lease.plan.length - lease.plan.start
+        want = toy.cold(model, done).reads[:, lease.plan.length :]
+        toy.assert_same_reads(reads[:, exact:], want)
+        session.check(lease, done)
+        session.release(lease)
+        for form in data.draw(st.lists(st.sampled_from(forms), max_size=2)):
+            session.evict(form)

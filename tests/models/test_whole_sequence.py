@@ -42,19 +42,59 @@ def run(query, weights, layer=PER_TOKEN, length=6):
         return jnp.asarray(random.standard_normal(shape), jnp.float32)
 
     view = WholeSequenceView.start((layer,), 1, length)
-    view = view.append(0, to="entries", k=draw(1, length, 2, 2), v=draw(1, length, 2, 2))
+    view = view.append(
+        0, to="entries", k=draw(1, length, 2, 2), v=draw(1, length, 2, 2)
+    )
     view = view.append(0, to="index", k=draw(1, length, 1, 2))
     view = view.select(0, query, weights)
     return view.attend(0, draw(1, length, 2, 2), scale=1.0)[0, -1]
 
 
-def test_the_ranking_gets_a_gradient_and_no_say_in_the_values():
+def test_the_ranking_learns_and_has_no_say_in_the_values():
     query, weights = jnp.ones((1, 6, 2, 2)), jnp.ones((1, 6, 2))
-    gradient = jax.grad(lambda q: jnp.sum(run(q, weights) ** 2))(query)
+    # Whatever is made of the output, here nothing, the ranking has its own loss.
+    gradient = jax.grad(lambda q: 0 * jnp.sum(run(q, weights)))(query)
     assert np.isfinite(gradient).all()
     assert np.abs(gradient).max() > 1e-3
     # Twice the scores select the same entries, and the values are the same.
     np.testing.assert_array_equal(run(query, weights), run(query, 2 * weights))
+
+
+def test_a_trained_ranking_selects_what_attention_looks_at():
+    """One query head, 8 keys; the index starts out preferring the wrong one."""
+    layer = hc.LayerSpec(
+        global_=hc.Entries(hc.Entry.kv(1, 8)),
+        index=hc.IndexKeys(hc.Entry((hc.Plane("k", 1, 8),))),
+        select=hc.TopK(1),
+    )
+    keys = 4 * jnp.eye(8)[None, :, None]
+    looked_at = jnp.broadcast_to(jnp.eye(8)[2], (1, 8, 1, 8))
+
+    def selected(ranking):
+        view = WholeSequenceView.start((layer,), 1, 8)
+        view = view.append(0, to="entries", k=keys, v=keys).append(
+            0, to="index", k=keys
+        )
+        queries = jnp.broadcast_to(ranking, (1, 8, 1, 8))
+        view = view.select(0, queries, jnp.ones((1, 8, 1)))
+        out = view.attend(0, looked_at, scale=1.0)
+        return out[0, -1, 0]
+
+    ranking = jnp.full(8, 0.1).at[5].set(0.3)
+    assert int(jnp.argmax(selected(ranking))) == 5
+    step = jax.jit(jax.grad(lambda r: 0 * jnp.sum(selected(r))))
+    for _ in range(100):
+        ranking = ranking - 0.1 * step(ranking)
+    assert int(jnp.argmax(selected(ranking))) == 2
+
+
+def test_a_sequence_shorter_than_a_block_reads_its_window_alone():
+    raw = hc.Entry((hc.Plane("k", 1, 2),))
+    layer = hc.LayerSpec(local=hc.Window(8, ROW), global_=hc.Entries(ROW, 4, raw=raw))
+    rows = jnp.ones((1, 3, 1, 2))
+    view = WholeSequenceView.start((layer,), 1, 3).append(0, to="local", k=rows)
+    view = view.compress(0, lambda raw, valid, first: {"k": raw["k"][:, :, 0]}, k=rows)
+    np.testing.assert_allclose(view.attend(0, rows, scale=1.0), rows, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
