@@ -181,6 +181,7 @@ def _status(cache: HybridCache, inputs: StepInputs, vocab_size: int) -> jax.Arra
     )
     status = rowlib.check(cache, rows, inputs.tickets)
     for wrong, code in (
+        (_differs(cache, inputs, length, real), Status.OTHER_TOKEN),
         (length + counts > cache.plan.max_length, Status.TOO_LONG),
         (jnp.any(real & foreign, axis=1), Status.BAD_TOKEN),
         ((counts < 0) | (counts > width), Status.BAD_COUNT),
@@ -188,6 +189,17 @@ def _status(cache: HybridCache, inputs: StepInputs, vocab_size: int) -> jax.Arra
         status = jnp.where(wrong & (status == Status.OK), int(code), status)
     status = jnp.where(~known | twice, int(Status.BAD_ROW), status)
     return jnp.where(counts == 0, int(Status.IDLE), status)
+
+
+def _differs(
+    cache: HybridCache, inputs: StepInputs, length: jax.Array, real: jax.Array
+) -> jax.Array:
+    """``[B]`` bool: a replay that would run another token than the log has."""
+    positions = length[:, None] + jnp.arange(real.shape[1], dtype=jnp.int32)
+    known = get(cache.rows.known, inputs.rows, 0)
+    logged = get(cache.rows.tokens, (inputs.rows[:, None], positions), 0)
+    again = real & (positions < known[:, None])
+    return jnp.any(again & (logged != inputs.tokens), axis=1)
 
 
 def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:

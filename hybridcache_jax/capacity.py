@@ -101,8 +101,8 @@ class CapacityPlan:
         tables = sum(self.blocks) * (8 * _INT32 + 1) + (pools + 2) * _INT32
         columns = sum(self.columns(pool) for pool in range(pools))
         # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
-        # version and length, the token log, and whether it is live.
-        row = (2 * columns + 2 * pools + 3 + self.max_length) * _INT32 + 1
+        # version, length and `known`, the token log, and whether it is live.
+        row = (2 * columns + 2 * pools + 4 + self.max_length) * _INT32 + 1
         index = sum(self.blocks) * 2 * _INT32 + _index_tokens(self) * _INT32
         return tables + self.max_sequences * row + index
 

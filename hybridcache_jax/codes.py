@@ -34,6 +34,7 @@ class Status(enum.IntEnum):
     BAD_TOKEN = 5
     TOO_LONG = 6
     NO_ROOM = 7
+    OTHER_TOKEN = 8
 
     @property
     def explanation(self) -> str:
@@ -94,6 +95,10 @@ _STATUS_TEXT = {
     Status.BAD_COUNT: "the token count is negative or exceeds the chunk's width",
     Status.BAD_TOKEN: "a token id lies outside the vocabulary",
     Status.TOO_LONG: "the row would exceed the plan's max_length; plan it larger",
+    Status.OTHER_TOKEN: (
+        "a replay was given another token than the one it is to run again; run the "
+        "prompt from the plan's start, not from its length"
+    ),
     Status.NO_ROOM: (
         "no free block in a pool; make room (evict stored prefixes) and step again"
     ),

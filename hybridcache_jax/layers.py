@@ -54,6 +54,11 @@ class Plane:
                 f"Plane {self.name!r} needs scale and run together, got "
                 f"scale={self.scale!r}, run={self.run}."
             )
+        if element_bits(self.dtype) < 8 and self.width % 2:
+            raise ValueError(
+                f"Plane {self.name!r}: {self.dtype} is packed in pairs and needs an "
+                f"even width, got heads={self.heads}, dim={self.dim}."
+            )
         if self.scale is not None and self.dim % self.run:
             raise ValueError(
                 f"Plane {self.name!r}: run={self.run} must divide dim={self.dim}."
@@ -268,6 +273,10 @@ class TopK:
             raise ValueError(
                 f"TopK needs k >= 1, unit >= 1, local_units >= 0, got {self}."
             )
+        if self.local_units > self.k:
+            raise ValueError(
+                f"TopK: {self.local_units} local units do not fit among k={self.k}."
+            )
         if self.per not in ("query", "kv_group"):
             raise ValueError(
                 f"TopK.per must be 'query' or 'kv_group', got {self.per!r}."
@@ -293,6 +302,11 @@ class IndexKeys:
     raw: Entry | None = None
 
     def __post_init__(self):
+        if sum(plane.heads for plane in self.entry.key_planes[:1]) > 1:
+            raise ValueError(
+                f"An index key has one head, got {self.entry.key_planes[0].heads}; the "
+                "query heads of the indexer all rank the same key."
+            )
         if self.raw is not None:
             _check_pooling("IndexKeys", self.ratio, self.overlap, self.raw)
         elif self.overlap or self.ratio < 1:
@@ -349,6 +363,25 @@ class LayerSpec:
             raise ValueError(
                 "A layer with kv_owner reads another layer's entries and must not "
                 "declare local or global_ of its own."
+            )
+        for own, owner in (("index", "index_owner"), ("select", "select_owner")):
+            mine, other = getattr(self, own), getattr(self, owner)
+            if mine is not None and other is not None:
+                raise ValueError(
+                    f"A layer has either {own} of its own or {owner}={other}, not both."
+                )
+        if self.local is not None and self.global_ is not None:
+            _check_joint_read(self.local.entry, self.global_.entry)
+
+
+def _check_joint_read(local: Entry, entries: Entry) -> None:
+    """One softmax over both needs keys and values of equal length."""
+    for what in ("key_planes", "value_planes"):
+        dims = [sum(p.dim for p in getattr(part, what)) for part in (local, entries)]
+        if dims[0] != dims[1]:
+            raise ValueError(
+                f"Local keys and entries share one softmax, but their {what[:-7]}s "
+                f"have {dims[0]} and {dims[1]} elements per head."
             )
 
 

@@ -53,6 +53,8 @@ class Admission:
     row: AnyArray  # [] int32
     version: AnyArray  # [] int32
     start: AnyArray  # [] int32, first position to run
+    known: AnyArray  # [] int32, resume point: ids below it are given
+    tokens: AnyArray  # [N] int32, those ids, zeros behind
     since: AnyArray  # [G] int32, first position whose entries count
     held: AnyArray  # [G] int32, entries below are held
     blocks: tuple[AnyArray, ...]  # G times [C] int32
@@ -94,6 +96,9 @@ def admission(
 ) -> Admission:
     """What a row starts with under a plan.
 
+    The row knows the ids that its plan names: a replay runs those again and no others,
+    for what it reads was made of them.
+
     In a replay, the forms that it rebuilds start empty at ``plan.start``, except for
     states, which start from the checkpoint taken there; all others are held up to the
     resume point, are read, and are never written.
@@ -104,6 +109,8 @@ def admission(
       row: an idle row.
       version: id of the plan's identity in the facts.
     """
+    tokens = np.zeros(capacity.max_length, np.int32)
+    tokens[: plan.length] = plan.claims.tokens[: plan.length]
     since, held, blocks, epochs = [], [], [], []
     for number, pool in enumerate(capacity.spec.pools):
         rule = RULES[pool.form]
@@ -127,6 +134,8 @@ def admission(
         row=np.array(row, np.int32),
         version=np.array(version, np.int32),
         start=np.array(plan.start, np.int32),
+        known=np.array(plan.length, np.int32),
+        tokens=tokens,
         since=np.array(since, np.int32),
         held=np.array(held, np.int32),
         blocks=tuple(blocks),
@@ -161,6 +170,8 @@ def admit(
         ticket=table.ticket.at[row].set(ticket),
         version=table.version.at[row].set(admission.version),
         length=table.length.at[row].set(admission.start),
+        known=table.known.at[row].set(admission.known),
+        tokens=table.tokens.at[row].set(admission.tokens),
         since=table.since.at[row].set(admission.since),
         held=table.held.at[row].set(admission.held),
         blocks=tuple(

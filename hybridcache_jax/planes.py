@@ -47,7 +47,8 @@ def quantise(entry: Entry, planes: Mapping[str, jax.Array]) -> dict[str, jax.Arr
 
     The scale of a run is the least that brings its largest magnitude within the
     dtype's range, rounded up to a power of two where the scale's dtype holds nothing
-    else (microscaling: Rouhani et al., 2023).
+    else (microscaling: Rouhani et al., 2023).  Values beyond what dtype and scale can
+    express become the largest that they can.
 
     Args:
       entry: layout.
@@ -68,7 +69,8 @@ def quantise(entry: Entry, planes: Mapping[str, jax.Array]) -> dict[str, jax.Arr
         if plane.scale is not None:
             scale = _scales(plane, entry[plane.scale], value)
             result[plane.scale] = scale
-            value = _within_range(plane, value / _spread(plane, scale))
+            value = value / _spread(plane, scale)
+        value = _within_range(plane, value)
         result[name] = value.astype(named_dtype(plane.dtype))
     return result
 
@@ -125,13 +127,17 @@ def _scales(plane: Plane, scale: Plane, value: jax.Array) -> jax.Array:
     """``[..., heads, scale.dim]``; places beyond the runs are 1."""
     runs = value.astype(jnp.float32).reshape(*value.shape[:-1], -1, plane.run)
     needed = jnp.max(jnp.abs(runs), axis=-1) / _largest(plane)
+    # A run with NaN or infinity is read back as NaN, never as a number.
+    finite = jnp.isfinite(needed)
     if scale.dtype == "float8_e8m0fnu":
         mantissa, exponent = jnp.frexp(needed)
         exponent = jnp.clip(exponent - (mantissa == 0.5), -126, 127)
-        needed = jnp.where(needed > 0, jnp.ldexp(jnp.float32(1), exponent), 0)
-    needed = needed.astype(named_dtype(scale.dtype)).astype(jnp.float32)
-    # Nothing but zeros, or too small to be told from them.
-    needed = jnp.where(needed > 0, needed, 1.0)
+        power = jnp.ldexp(jnp.float32(1), exponent)
+        needed = jnp.where(needed > 0, power, needed)
+    smallest, largest = _positive_range(scale)
+    needed = jnp.where(needed == 0, 1.0, jnp.clip(needed, smallest, largest))
+    needed = jnp.where(finite, needed, jnp.nan)
+    needed = _rounded_up(scale, needed, largest)
     spare = [(0, 0)] * (needed.ndim - 1) + [(0, scale.dim - needed.shape[-1])]
     padded = jnp.pad(needed, spare, constant_values=1.0)
     return padded.astype(named_dtype(scale.dtype))
@@ -144,11 +150,17 @@ def _spread(plane: Plane, scale: jax.Array) -> jax.Array:
 
 
 def _within_range(plane: Plane, value: jax.Array) -> jax.Array:
-    """Values as the dtype can hold them: beyond its range float8 has only NaN."""
-    largest = _largest(plane)
-    if named_dtype(plane.dtype).kind in "iu":
+    """Values as the dtype can hold them; NaN and infinity stay what they are.
+
+    Beyond its range float8 has only NaN; a number becomes the largest one instead.
+    """
+    dtype = named_dtype(plane.dtype)
+    if element_bits(plane.dtype) > 8:
+        return value
+    if dtype.kind in "iu":
         value = jnp.round(value)
-    return jnp.clip(value, -largest, largest)
+    largest = _largest(plane)
+    return jnp.where(jnp.isfinite(value), jnp.clip(value, -largest, largest), value)
 
 
 def _largest(plane: Plane) -> float:
@@ -156,3 +168,22 @@ def _largest(plane: Plane) -> float:
     if dtype.kind in "iu":
         return float(np.iinfo(dtype).max)
     return float(ml_dtypes.finfo(dtype).max)
+
+
+def _rounded_up(plane: Plane, value: jax.Array, largest: float) -> jax.Array:
+    """Positive values as numbers of a plane's dtype that are not below them."""
+    dtype = named_dtype(plane.dtype)
+    step = 1 + float(ml_dtypes.finfo(dtype).eps)
+
+    def rounded(x):
+        return x.astype(dtype).astype(jnp.float32)
+
+    near = rounded(value)
+    return jnp.where(near < value, rounded(jnp.minimum(value * step, largest)), near)
+
+
+def _positive_range(plane: Plane) -> tuple[float, float]:
+    """Least and largest positive numbers that a plane's dtype holds, none denormal."""
+    numbers = ml_dtypes.finfo(named_dtype(plane.dtype))
+    least = max(float(numbers.smallest_subnormal), float(np.finfo(np.float32).tiny))
+    return least, float(numbers.max)

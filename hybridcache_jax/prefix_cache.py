@@ -10,7 +10,7 @@ compiled steps, from one thread.
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -59,9 +59,9 @@ class PrefixCache:
             for number, pool in enumerate(plan.spec.pools)
             if RULES[pool.form].remedy is not Remedy.REPLAY
         )
-        self._admit = jax.jit(leaselib.admit)
-        self._release = jax.jit(leaselib.release)
-        self._keep = jax.jit(leaselib.keep)
+        self._admit = _on_facts(leaselib.admit)
+        self._release = _on_facts(leaselib.release)
+        self._keep = _on_facts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
         self._evict = jax.jit(lifecycle.evict)
 
@@ -95,6 +95,7 @@ class PrefixCache:
                 f"The prompt has {len(ids)} tokens, the plan allows "
                 f"{self.plan.max_length}; shorten it or plan a larger max_length."
             )
+        self._require_own_plan(cache)
         return make_plan(
             self.plan.spec,
             snapshot(cache),
@@ -166,7 +167,7 @@ class PrefixCache:
         """
         self._require_newest(cache)
         row, ticket = np.array([lease.row]), np.array([lease.ticket])
-        status, view, log = jax.device_get(self._read(cache, row, ticket))
+        status, view, log = jax.device_get(self._read(_facts_of(cache), row, ticket))
         if status[0] != Status.OK:
             raise LeaseError(
                 f"The lease on row {lease.row} no longer holds; nothing was published. "
@@ -265,7 +266,16 @@ class PrefixCache:
         self._index.prune(lambda identity: self._holds(now, identity), self._essential)
         return self._stamped(cache)
 
+    def _require_own_plan(self, cache: HybridCache) -> None:
+        # The same object nearly always: a plan is long to compare.
+        if cache.plan is not self.plan and cache.plan != self.plan:
+            raise StaleCacheError(
+                "This cache was made from another plan than this PrefixCache; use the "
+                "one that init(plan) gave."
+            )
+
     def _require_newest(self, cache: HybridCache) -> None:
+        self._require_own_plan(cache)
         stamp = int(cache.stamp)
         if self._stamp is None:
             # The first cache seen: nothing is claimed yet.
@@ -301,3 +311,25 @@ class PrefixCache:
             return (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
 
         return holds
+
+
+def _facts_of(cache: HybridCache) -> HybridCache:
+    """The cache without its memory."""
+    return dataclasses.replace(cache, pools=())
+
+
+def _on_facts(transition: Callable) -> Callable:
+    """A transition, jitted, that leaves the pools out: XLA would copy them whole.
+
+    Args:
+      transition: takes a cache first and gives one, alone or first of a tuple.
+    """
+    jitted = jax.jit(transition)
+
+    def run(cache: HybridCache, *arguments):
+        result = jitted(_facts_of(cache), *arguments)
+        after, *rest = result if isinstance(result, tuple) else (result,)
+        after = dataclasses.replace(after, pools=cache.pools)
+        return (after, *rest) if rest else after
+
+    return run

@@ -105,7 +105,7 @@ class PrefixIndex:
         # No child shares a whole grid unit; the closest one says where they part.
         beyond, token = 0, -1
         for node in children.values():
-            same = _common(node.tokens, tokens[at:])
+            same = _common(node.tokens[: self._grid], tokens[at:])
             if token < 0 or same > beyond:
                 beyond, token = same, node.tokens[same]
         return self._claims(path, at, at + beyond, token)

@@ -94,11 +94,8 @@ def collect(
         ids[numbers[good]], seen[numbers[good]] = columns[good], stamps[good]
         blocks.append(ids)
         epochs.append(seen)
-    tokens = np.concatenate(
-        [plan.claims.tokens[: plan.start], log[0, plan.start : whole]]
-    )
     return Offer(
-        tokens=tokens,
+        tokens=log[0, :whole].copy(),
         blocks=tuple(blocks),
         epochs=tuple(epochs),
         floor=plan.length,

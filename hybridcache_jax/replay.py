@@ -61,10 +61,10 @@ def replay_start(
             if isinstance(step, _Checkpoint):
                 needed = _floor_to(checkpoints, needed)
                 fixed = True
-            elif fixed:
-                needed = needed * 0
             else:
-                needed = step.first_visible(needed)
+                seen = step.first_visible(needed)
+                # A checkpoint cannot move: what lies below must need nothing earlier.
+                needed = xp.where(seen == needed, needed, 0) if fixed else seen
         start = xp.minimum(start, needed)
     if any(layer.recurrent is not None for layer in spec.layers):
         # All layers start together, so the recurrent ones need their state there.

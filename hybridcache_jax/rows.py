@@ -152,6 +152,7 @@ def clear(table: RowTable, row: jax.Array, plan) -> RowTable:
         live=table.live.at[row].set(False),
         ticket=table.ticket.at[row].add(1),
         length=table.length.at[row].set(0),
+        known=table.known.at[row].set(0),
         since=table.since.at[row].set(0),
         held=table.held.at[row].set(0),
         blocks=tuple(

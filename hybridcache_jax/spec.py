@@ -357,6 +357,7 @@ def _check_selection(layers, index: int, layer: LayerSpec) -> None:
             f"entries' ratio {entries.ratio}."
         )
     if layer.select_owner is not None:
+        _check_groups(layers, index, entries, select)
         return
     keys = layer.index
     if layer.index_owner is not None:
@@ -370,6 +371,20 @@ def _check_selection(layers, index: int, layer: LayerSpec) -> None:
         raise ValueError(
             f"{where}: a unit of {select.unit} tokens must be a multiple of the index "
             f"keys' ratio {keys.ratio}."
+        )
+
+
+def _check_groups(layers, index: int, entries, select) -> None:
+    """A selection per KV head is read by layers with as many."""
+    if select.per != "kv_group":
+        return
+    owner = layers[layers[index].select_owner]
+    kept = owner.global_ or layers[owner.kv_owner].global_
+    heads = [part.entry.key_planes[0].heads for part in (entries, kept)]
+    if heads[0] != heads[1]:
+        raise ValueError(
+            f"Layer {index} has {heads[0]} KV heads and reads a selection made for "
+            f"{heads[1]}; they must be as many."
         )
 
 

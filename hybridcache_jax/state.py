@@ -52,7 +52,8 @@ class RowTable:
     length: jax.Array  # [R] int32, tokens consumed = next position to run
     since: jax.Array  # [R, G] int32, first position whose entries count
     held: jax.Array  # [R, G] int32, entries below were held at admission
-    tokens: jax.Array  # [R, N] int32, ids run by this row, at their positions
+    known: jax.Array  # [R] int32, ids below are in the log from admission on
+    tokens: jax.Array  # [R, N] int32, ids of this row, at their positions
     blocks: tuple[jax.Array, ...]  # G times [R, C] int32, block ids
     epochs: tuple[jax.Array, ...]  # G times [R, C] int32, epoch of each reference
 
@@ -102,6 +103,7 @@ def init(plan: CapacityPlan) -> HybridCache:
             length=_zeros(rows),
             since=_zeros((rows, groups)),
             held=_zeros((rows, groups)),
+            known=_zeros(rows),
             tokens=_zeros((rows, plan.max_length)),
             blocks=tuple(
                 jnp.full((rows, plan.columns(pool)), count, jnp.int32)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Reason, Stage
 from hybridcache_jax.forms import RULES, Form, Read, required
-from hybridcache_jax.spec import CacheSpec, PoolSpec
+from hybridcache_jax.layers import element_bits, named_dtype
+from hybridcache_jax.spec import CacheSpec, Part, PoolSpec
 from pallas_kernels.contracts import ReadContract
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def layout(spec: CacheSpec, contract: ReadContract) -> tuple[str, ...]:
     Returns:
       One sentence per refused plane.
     """
-    refusals = []
+    refusals = [
+        f"{pool.name}: {text}" for pool in spec.pools for text in _unusable(spec, pool)
+    ]
     for pool in spec.pools:
         if RULES[pool.form].read is Read.NONE:
             continue
@@ -74,6 +77,29 @@ def layout(spec: CacheSpec, contract: ReadContract) -> tuple[str, ...]:
             if refusal:
                 refusals.append(f"{where}, plane {plane.name}: {refusal}")
     return tuple(refusals)
+
+
+def _unusable(spec: CacheSpec, pool: PoolSpec):
+    """Why a pool could never hold what a model gives; nothing if it can."""
+    for plane in pool.entry.planes:
+        integers = named_dtype(plane.dtype).kind in "iub"
+        coarse = integers or element_bits(plane.dtype) < 8
+        if coarse and plane.scale is None and plane.name not in pool.entry.scale_planes:
+            yield (
+                f"plane {plane.name} of dtype {plane.dtype} has no scales and would "
+                "lose nearly everything; name a plane of scales, or use a wider dtype"
+            )
+    group = spec.groups[pool.group]
+    parts = {spec.pools[number].part: spec.pools[number] for number in group.pools}
+    projected = pool.part == Part.INDEX and Part.INDEX_RAW not in parts
+    if projected and pool.entry_tokens > 1:
+        entries = parts.get(Part.ENTRIES)
+        if entries is None or entries.entry_tokens != pool.entry_tokens:
+            yield (
+                f"keys of ratio {pool.entry_tokens} without raw rows are projected "
+                "from the entry, and the layer has no entries of that ratio; give the "
+                "layout of the raw rows that are pooled"
+            )
 
 
 def facts(

@@ -34,11 +34,17 @@ class StepView:
       cache: the cache, with what this step has written so far.
       step: what the step runs.
       selections: by layer, ``[B, T, G, k]`` int32 units that were selected.
+      written: layers and parts that this step has written.  Known while tracing: a
+        part that is read before it is written, or never written, would hold what
+        the last user of its blocks left.
     """
 
     cache: HybridCache
     step: Step
     selections: dict[int, jax.Array] = dataclasses.field(default_factory=dict)
+    written: frozenset[tuple[int, Part]] = dataclasses.field(
+        default=frozenset(), metadata={"static": True}
+    )
 
     @property
     def positions(self) -> jax.Array:
@@ -91,7 +97,7 @@ class StepView:
             planes,
             plan.backend,
         )
-        return self._with(tuple(pools))
+        return self._with(tuple(pools), layer, part)
 
     def compress(
         self,
@@ -117,18 +123,19 @@ class StepView:
         """
         part = self._part(layer, to)
         self._owned(layer, part)
-        return self._with(
-            compresslib.compress(
-                self.cache.plan,
-                self.cache.pools,
-                self.step,
-                layer,
-                part,
-                pool,
-                raw,
-                index,
-            )
+        pools = compresslib.compress(
+            self.cache.plan,
+            self.cache.pools,
+            self.step,
+            layer,
+            part,
+            pool,
+            raw,
+            index,
         )
+        projected = () if index is None else (Part.INDEX,)
+        raw_part = compresslib.RAW_OF[part]
+        return self._with(pools, layer, part, raw_part, *projected)
 
     def select(
         self, layer: int, query: jax.Array, weights: jax.Array, *, scale: float = 1.0
@@ -137,6 +144,7 @@ class StepView:
 
         Args and errors: as :func:`select.select`.
         """
+        self._require_written(layer, Part.INDEX)
         chosen = select(
             self.cache.plan, self.cache.pools, self.step, layer, query, weights, scale
         )
@@ -152,6 +160,7 @@ class StepView:
         sinks: jax.Array | None = None,
     ) -> jax.Array:
         """Attention over everything the layer sees; see ``attend.attend``."""
+        self._require_written(layer, Part.LOCAL, Part.ENTRIES)
         return attend(
             self.cache.plan,
             self.cache.pools,
@@ -166,19 +175,46 @@ class StepView:
 
     def read_state(self, layer: int) -> dict[str, jax.Array]:
         """Recurrent state before the step; see ``recurrent.read_state``."""
+        if (layer, Part.STATE) in self.written:
+            raise ValueError(
+                f"Layer {layer}: the state before the step is gone once the state "
+                "after it was written; read it first."
+            )
         return recurrent.read_state(self.cache.plan, self.cache.pools, self.step, layer)
 
     def write_state(self, layer: int, **planes: jax.Array) -> "StepView":
         """Recurrent state after the step; see ``recurrent.write_state``."""
-        return self._with(
-            recurrent.write_state(
-                self.cache.plan, self.cache.pools, self.step, layer, planes
-            )
+        pools = recurrent.write_state(
+            self.cache.plan, self.cache.pools, self.step, layer, planes
         )
+        return self._with(pools, layer, Part.STATE)
 
-    def _with(self, pools: tuple[dict[str, jax.Array], ...]) -> "StepView":
+    def _with(
+        self, pools: tuple[dict[str, jax.Array], ...], layer: int, *parts: Part
+    ) -> "StepView":
+        """The view after parts of a layer were written."""
+        now = frozenset((layer, part) for part in parts)
+        if now & self.written:
+            raise ValueError(
+                f"Layer {layer} writes its {', '.join(sorted(parts))} twice in one "
+                "step; write each part once."
+            )
         cache = dataclasses.replace(self.cache, pools=pools)
-        return dataclasses.replace(self, cache=cache)
+        return dataclasses.replace(self, cache=cache, written=self.written | now)
+
+    def _require_written(self, layer: int, *parts: Part) -> None:
+        """Refuses to read what this step has not written yet."""
+        spec = self.cache.plan.spec
+        for part in parts:
+            found = spec.find(layer, part)
+            if found is None:
+                continue
+            owner = spec.pools[found[0]].layers[found[1]]
+            if (owner, part) not in self.written:
+                raise ValueError(
+                    f"Layer {layer} reads the {part.value} of layer {owner} before "
+                    "this step has written them; write them first."
+                )
 
     def _part(self, layer: int, name: str | None) -> Part:
         """The part that is meant."""
@@ -223,5 +259,22 @@ def begin_step(cache: HybridCache, inputs: StepInputs, vocab_size: int) -> StepV
 
 
 def end_step(view: StepView) -> HybridCache:
-    """Closes a step: rows move on, full blocks are sealed."""
+    """Closes a step: rows move on, full blocks are sealed.
+
+    Raises:
+      ValueError: if a layer did not write all that it keeps.
+    """
+    missing = [
+        f"layer {layer}: {pool.part.value}"
+        for pool in view.cache.plan.spec.pools
+        for layer in pool.layers
+        if (layer, pool.part) not in view.written
+    ]
+    if missing:
+        raise ValueError(
+            f"This step did not write {'; '.join(missing[:8])}"
+            + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+            + ". Every layer writes all that it keeps in every step, or the blocks "
+            "would be sealed with what was there before."
+        )
     return appendlib.end(view.cache, view.step)

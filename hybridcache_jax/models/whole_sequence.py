@@ -17,8 +17,7 @@ import jax.numpy as jnp
 
 from hybridcache_jax.layers import Entry, LayerSpec
 from hybridcache_jax.models.protocol import Planes, Pool
-
-_TINY, _HUGE = 1e-9, 1e9
+from hybridcache_jax.models.ranking_loss import ranking_loss, with_loss
 
 
 @jax.tree_util.register_dataclass
@@ -145,7 +144,7 @@ class WholeSequenceView:
         )
         if layer not in self.scores or not complete:
             return out
-        return _with_loss(out, self._ranking_loss(layer, scale * q, keys[-1]))
+        return with_loss(out, self._ranking_loss(layer, scale * q, keys[-1]))
 
     def read_state(self, layer: int) -> dict[str, jax.Array]:
         """Zeros: every sequence starts at position 0."""
@@ -171,25 +170,12 @@ class WholeSequenceView:
         return jnp.where(seen, 0.0, -jnp.inf)
 
     def _ranking_loss(self, layer: int, q: jax.Array, keys: jax.Array) -> jax.Array:
-        """Mean divergence of the ranking from attention over all entries, ``[]``.
-
-        Args:
-          layer: a layer that selects for itself.
-          q: ``[B, T, Hq, D]``, scaled.
-          keys: ``[B, N, heads, D]``, all entries.
-        """
+        """How far the layer's ranking is from attention over all entries, ``[]``."""
         entries, chosen = self.layers[layer].global_, self._chosen(layer)
         if entries is None or chosen is None:
             return jnp.zeros(())
         seen = self._closed(keys.shape[1], entries.ratio)[:, :, None]
-        keys = jnp.repeat(keys, q.shape[2] // keys.shape[2], axis=2)
-        wanted = _distribution(jnp.einsum("bthd,bnhd->bthn", q, keys), seen)
-        groups = chosen[1].shape[2]
-        wanted = wanted.reshape(*wanted.shape[:2], groups, -1, wanted.shape[-1])
-        wanted = jax.lax.stop_gradient(jnp.mean(wanted, axis=3))
-        ranked = _distribution(chosen[1][..., : wanted.shape[-1]], seen)
-        ratio = jnp.log(wanted + _TINY) - jnp.log(ranked + _TINY)
-        return jnp.mean(jnp.sum(wanted * ratio, axis=-1))
+        return ranking_loss(q, keys, chosen[1][..., : keys.shape[1]], seen)
 
     def _chosen(self, layer: int) -> tuple[jax.Array, jax.Array] | None:
         """Which entries each query reads and with what score, ``[B, T, G, N]`` each."""
@@ -253,26 +239,6 @@ class WholeSequenceView:
             for wanted in (entry.key_planes, entry.value_planes)
         )
         return dataclasses.replace(self, rows={**self.rows, (layer, part): rows})
-
-
-def _distribution(scores: jax.Array, seen: jax.Array) -> jax.Array:
-    """Softmax over what is seen; zeros where nothing is."""
-    scores = jnp.where(seen, scores, -jnp.inf)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    weights = jnp.where(seen, jnp.exp(scores - jnp.maximum(top, -_HUGE)), 0.0)
-    return weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), _TINY)
-
-
-@jax.custom_vjp
-def _with_loss(x: jax.Array, loss: jax.Array) -> jax.Array:
-    """``x``; its gradient is joined by that of ``loss``, whatever is made of ``x``."""
-    del loss
-    return x
-
-
-_with_loss.defvjp(
-    lambda x, loss: (x, None), lambda _, gradient: (gradient, jnp.ones(()))
-)
 
 
 def _softmax(q, keys, values, bias, scale, soft_cap, sinks) -> jax.Array:

@@ -25,6 +25,7 @@ from hybridcache_jax.serving.request import Progress, Request, Result
 from hybridcache_jax.serving.sampling import sampling_inputs
 from hybridcache_jax.serving.step import CompiledStep
 from hybridcache_jax.state import init
+from hybridcache_jax.tokens import token_array
 
 OnProgress = Callable[[Progress], None]
 
@@ -203,7 +204,7 @@ class Engine:
           ValueError: for an empty prompt, ids outside the vocabulary, no token asked
             for, or more positions than the plan allows.
         """
-        tokens = np.asarray(request.tokens)
+        tokens = token_array(request.tokens)
         if tokens.size == 0:
             raise ValueError("The prompt is empty; give at least one token.")
         if request.max_new_tokens < 1:
@@ -301,12 +302,13 @@ class Engine:
         wanted = []
         for pool in self.plan.spec.pools:
             size = pool.block_tokens
-            wanted.append(
-                sum(
-                    -(-(seq.position + len(tokens)) // size) - seq.position // size
-                    for seq, (_, tokens) in zip(ready, parts, strict=True)
-                )
-            )
+            needs = [
+                -(-(seq.position + len(tokens)) // size) - seq.position // size
+                for seq, (_, tokens) in zip(ready, parts, strict=True)
+            ]
+            # Of a state only the one after the step is written.
+            one = RULES[pool.form].exact
+            wanted.append(sum(min(need, 1) if one else need for need in needs))
         self.cache = self.prefixes.make_room(self.cache, wanted)
 
     def _moved(

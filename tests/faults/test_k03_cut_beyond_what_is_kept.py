@@ -34,7 +34,7 @@ def can_resume(model, held, point):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(tokens=TOKENS, sizes=SIZES, each=st.booleans())
 def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, each):
     """Every grid point of one record, by a plan that only claims it can be resumed."""

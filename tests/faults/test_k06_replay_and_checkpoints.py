@@ -157,19 +157,3 @@ def test_a_checkpoint_that_was_lost_is_no_start():
     (report,) = plan.limiting
     assert (report.form, report.reason) == (Form.RECURRENT_STATE, Reason.EVICTED)
     assert report.required == (11, 12)
-
-
-def test_windows_below_a_recurrent_layer_cannot_be_replayed():
-    """What is folded in depends on windows from before any checkpoint: run all."""
-    model = toy.bare(
-        (toy.window(3), toy.STATE, toy.FULL),
-        ((Form.SWA_WINDOW, 4), (Form.RECURRENT_STATE, 4), (Form.FULL_KV, 4)),
-    )
-    session = toy.Session(model)
-    session.store([*toy.P, 1], [4], each=True)
-    assert session.match([*toy.P, 1]).verdict == Verdict.RESUMABLE
-    session.evict(Form.SWA_WINDOW)
-    plan = session.match([*toy.P, 1])
-    assert plan.verdict == Verdict.NEEDS_FULL_RECOMPUTE
-    assert plan.replay_reaches_start
-    assert {report.form for report in plan.limiting} == {Form.SWA_WINDOW}

@@ -156,10 +156,15 @@ def recurrent() -> Model:
     return model(RECURRENT, style="chain")
 
 
-def bare(kinds: tuple[toy.Kind, ...], blocks, dtype: str = "float32") -> Model:
-    """A model that writes nothing, for verdicts alone; quick to compile."""
-    entry = hc.Entry.kv(1, 4, dtype)
-    return toy.model(kinds, blocks=dict(blocks), forward=_nothing, entry=entry)
+def three_forms(order: tuple[int, ...] = (0, 1, 2)) -> Model:
+    """A full layer and windows of 3 and 6, in any order; nothing is written.
+
+    For verdicts alone, and quick to compile.
+    """
+    kinds = tuple((FULL, window(3), window(6))[place] for place in order)
+    blocks = {hc.Form.SWA_WINDOW: 1, hc.Form.FULL_KV: 4}
+    entry = hc.Entry.kv(1, 4)
+    return toy.model(kinds, blocks=blocks, forward=_nothing, entry=entry)
 
 
 def _nothing(view, tokens, kinds, length):

@@ -242,7 +242,9 @@ def test_a_bound_on_gathered_elements_bounds_the_memory():
 
     def scratch(elements):
         compiled = attended.lower(*arguments, elements=elements).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        memory = compiled.memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
 
     assert scratch(2 * ROWS * HEADS * COUNT * HEADS * DIM) < scratch(None) / 4
 
