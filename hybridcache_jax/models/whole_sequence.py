@@ -52,6 +52,12 @@ class WholeSequenceView:
     def append(self, layer: int, *, to: str | None = None, **planes: jax.Array) -> Self:
         """Keeps one entry per token; see ``protocol.CacheView.append``."""
         spec = self.layers[layer]
+        per_token = spec.global_ is not None and spec.global_.ratio == 1
+        if to is None and spec.local is not None and per_token:
+            raise ValueError(
+                f"Layer {layer} keeps local keys and entries; say which are meant with "
+                "to='local' or to='entries'."
+            )
         part = to or ("local" if spec.local is not None else "entries")
         return self._keep(layer, part, planes)
 
@@ -90,9 +96,8 @@ class WholeSequenceView:
         keys = self.rows[layer if owner is None else owner, "index"][0][:, :, 0]
         dots = jax.nn.relu(scale * jnp.einsum("bthd,bnd->bthn", query, keys))
         groups = self._groups(layer)
-        weighed = (dots * weights[..., None]).reshape(
-            *dots.shape[:2], groups, -1, dots.shape[-1]
-        )
+        shape = (*dots.shape[:2], groups, dots.shape[2] // groups, dots.shape[-1])
+        weighed = (dots * weights[..., None]).reshape(shape)
         seen = self._closed(keys.shape[1], self._index(layer).ratio)
         scores = jnp.where(seen[:, :, None], jnp.sum(weighed, axis=3), -jnp.inf)
         return dataclasses.replace(self, scores={**self.scores, layer: scores})
@@ -187,11 +192,13 @@ class WholeSequenceView:
             return None
         per_unit = select.unit // self._index(owner).ratio
         scores = self.scores[owner]
-        spare = [(0, 0)] * 3 + [(0, -scores.shape[-1] % per_unit)]
+        # A unit counts from its first token on, whether or not it has a key yet.
+        units = -(-self.positions.shape[1] // select.unit)
+        spare = [(0, 0)] * 3 + [(0, units * per_unit - scores.shape[-1])]
         scores = jnp.pad(scores, spare, constant_values=-jnp.inf)
-        scores = scores.reshape(*scores.shape[:3], -1, per_unit).max(axis=-1)
+        scores = scores.reshape(*scores.shape[:3], units, per_unit).max(axis=-1)
         position = self.positions[:, :, None, None]
-        unit, own = jnp.arange(scores.shape[-1]), position // select.unit
+        unit, own = jnp.arange(units), position // select.unit
         is_open = (unit == own) & ((position + 1) % select.unit != 0)
         ranked = jnp.where(
             (unit <= own) & (unit > own - select.local_units), jnp.inf, scores
@@ -219,9 +226,10 @@ class WholeSequenceView:
         spec = self.layers[layer]
         if spec.select is None:
             raise ValueError(f"Layer {layer} declares no selection of its own.")
-        if spec.select.per == "query" or spec.global_ is None:
+        entries = self.layers[layer if spec.kv_owner is None else spec.kv_owner].global_
+        if spec.select.per == "query" or entries is None:
             return 1
-        return spec.global_.entry.key_planes[0].heads
+        return entries.entry.key_planes[0].heads
 
     def _closed(self, count: int, ratio: int) -> jax.Array:
         """``[B, T, N]`` bool: entries whose last token is not behind the query."""
@@ -234,6 +242,12 @@ class WholeSequenceView:
         if owned[part] is None:
             raise ValueError(f"Layer {layer} keeps no {part}.")
         entry: Entry = owned[part].entry
+        names = {p.name for p in entry.planes} - entry.scale_planes
+        if planes.keys() != names:
+            raise ValueError(
+                f"Layer {layer} keeps planes {sorted(names)} of its {part}, got "
+                f"{sorted(planes)}."
+            )
         rows = tuple(
             jnp.concatenate([planes[p.name].astype(jnp.float32) for p in wanted], -1)
             for wanted in (entry.key_planes, entry.value_planes)
@@ -252,5 +266,7 @@ def _softmax(q, keys, values, bias, scale, soft_cap, sinks) -> jax.Array:
     if sinks is not None:
         column = jnp.broadcast_to(sinks[:, None], (*scores.shape[:3], 1))
         scores = jnp.concatenate([scores, column], axis=-1)
-    weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[1]]
+    seen = jnp.any(~jnp.isneginf(scores), axis=-1, keepdims=True)
+    weights = jax.nn.softmax(jnp.where(seen, scores, 0.0), axis=-1)
+    weights = jnp.where(seen, weights, 0.0)[..., : keys.shape[1]]
     return jnp.einsum("bthn,bnhd->bthd", weights, values)

@@ -201,6 +201,51 @@ def test_an_owner_has_what_its_reader_reads(owner, reader, field):
         CacheSpec.from_layers([owner, reader])
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: LayerSpec(
+                global_=Entries(ROW), index=IndexKeys(ROW), index_owner=0
+            ),
+            "either index of its own or index_owner=0",
+        ),
+        (
+            lambda: LayerSpec(
+                global_=Entries(ROW),
+                index=IndexKeys(ROW),
+                select=TopK(2),
+                select_owner=0,
+            ),
+            "either select of its own or select_owner=0",
+        ),
+        (
+            lambda: LayerSpec(
+                local=Window(4, Entry.kv(1, 4)), global_=Entries(Entry.kv(1, 8))
+            ),
+            "keys have 4 and 8 elements",
+        ),
+        (lambda: IndexKeys(Entry.kv(2, 4)), "one head, got 2"),
+        (lambda: TopK(2, local_units=3), "3 local units do not fit among k=2"),
+        (lambda: Plane("k", 1, 3, "float4_e2m1fn"), "even width"),
+    ],
+)
+def test_records_that_no_read_could_serve(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_selection_per_head_is_read_by_as_many_heads():
+    owner = LayerSpec(
+        global_=Entries(Entry.kv(2, 4)),
+        index=IndexKeys(ROW),
+        select=TopK(3, per="kv_group"),
+    )
+    reader = LayerSpec(global_=Entries(Entry.kv(1, 4)), select_owner=0)
+    with pytest.raises(ValueError, match="1 KV heads and reads a selection made for 2"):
+        CacheSpec.from_layers([owner, reader])
+
+
 INDEXED = LayerSpec(global_=Entries(ROW, 4, raw=ROW), index=IndexKeys(ROW, 4, raw=ROW))
 
 
@@ -266,10 +311,12 @@ def variants():
     plane = RICH.local.entry.planes[0]
 
     def local(**fields):
-        return change(RICH, local=Window(6, Entry((change(plane, **fields),))))
+        entry = Entry((change(plane, **fields),))
+        return LayerSpec(local=Window(6, entry))
 
     yield "window", change(RICH, local=Window(7, RICH.local.entry)), 4
     yield "chunk", change(RICH, local=Chunk(6, RICH.local.entry)), 4
+    yield "a window alone", local(), 4
     yield "plane name", local(name="v"), 4
     yield "heads", local(heads=4), 4
     yield "dim", local(dim=8), 4
@@ -287,7 +334,7 @@ def variants():
     yield "ratio", change(RICH, global_=change(RICH.global_, ratio=2)), 4
     yield "overlap", change(RICH, global_=change(RICH.global_, overlap=0)), 4
     yield "raw", change(RICH, global_=change(RICH.global_, raw=Entry.kv(1, 2))), 4
-    yield "entry", change(RICH, global_=change(RICH.global_, entry=Entry.kv(1, 2))), 4
+    yield "entry", change(RICH, global_=change(RICH.global_, entry=Entry.kv(2, 4))), 4
     yield "index ratio", change(RICH, index=change(RICH.index, ratio=2)), 4
     yield "index overlap", change(RICH, index=change(RICH.index, overlap=0)), 4
     yield "index pooling", change(RICH, index=IndexKeys(ROW, 4)), 4

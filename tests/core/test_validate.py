@@ -128,6 +128,26 @@ def test_layout_leaves_alone_what_no_attention_reads():
     assert layout(CacheSpec.from_layers(layers), XLA) == ()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "float4_e2m1fn"])
+def test_layout_refuses_coarse_planes_without_scales(dtype):
+    for spec in (
+        spec_of(Entry((Plane("k", 1, 4), Plane("v", 1, 4, dtype)))),
+        CacheSpec.from_layers(
+            [LayerSpec(recurrent=RecurrentState(Entry((Plane("state", 1, 4, dtype),))))]
+        ),
+    ):
+        refusals = layout(spec, XLA)
+        assert any(f"of dtype {dtype} has no scales" in text for text in refusals)
+
+
+def test_layout_refuses_index_keys_that_nothing_could_make():
+    layers = [LayerSpec(global_=Entries(ROW), index=IndexKeys(ROW, 4))]
+    (refusal,) = layout(CacheSpec.from_layers(layers), XLA)
+    assert "keys of ratio 4 without raw rows" in refusal
+    projected = LayerSpec(global_=Entries(ROW, 4, raw=ROW), index=IndexKeys(ROW, 4))
+    assert layout(CacheSpec.from_layers([projected]), XLA) == ()
+
+
 def test_layout_accepts_planes_of_scales():
     entry = Entry(
         (

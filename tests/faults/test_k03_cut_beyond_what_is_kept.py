@@ -34,7 +34,7 @@ def can_resume(model, held, point):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(tokens=TOKENS, sizes=SIZES, each=st.booleans())
 def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, each):
     """Every grid point of one record, by a plan that only claims it can be resumed."""
@@ -65,7 +65,7 @@ def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, eac
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(tokens=TOKENS, keep=st.integers(0, 24), sizes=SIZES, data=st.data())
 def test_a_cut_of_a_record_equals_cold(name, tokens, keep, sizes, data):
     """The turn after an edit: the record's end is not part of what goes on."""
@@ -85,7 +85,7 @@ def test_a_cut_of_a_record_equals_cold(name, tokens, keep, sizes, data):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(tokens=TOKENS, drafts=st.lists(DIGITS, min_size=1, max_size=8), data=st.data())
 def test_rejected_drafts_leave_nothing(name, tokens, drafts, data):
     """Drafts on a second row that was given back: none is stored, seen or left."""
@@ -112,7 +112,7 @@ def test_rejected_drafts_leave_nothing(name, tokens, drafts, data):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(tokens=TOKENS, data=st.data())
 def test_tokens_that_never_ran_are_not_published(name, tokens, data):
     """A record ends where its row really came to, whatever was asked or refused."""

@@ -36,7 +36,7 @@ def rows_of(session, lease, layer):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(ops=OPS)
 def test_entries_and_tails_are_those_of_a_cold_run(name, ops):
     model = MODELS[name]()
@@ -61,7 +61,7 @@ def test_entries_and_tails_are_those_of_a_cold_run(name, ops):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(size=st.integers(0, 24), sizes=st.lists(st.integers(1, 8), min_size=1))
 def test_entries_and_tail_account_for_all_positions(name, size, sizes):
     model = MODELS[name]()
@@ -146,7 +146,7 @@ def test_b19_the_wrong_entry_is_what_a_lost_halo_would_make():
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data(), size=st.integers(0, 20))
 def test_refused_and_padding_tokens_make_no_entry(name, data, size):
     """Whatever stands behind a row's count, or in a refused row, leaves no bit."""

@@ -97,7 +97,7 @@ def test_any_block_of_any_form_is_missed(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_whatever_is_lost_the_plan_is_the_best_that_is_left(name, data):
     """Several blocks of several forms, and a prompt that turns off somewhere."""

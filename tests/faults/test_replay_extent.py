@@ -231,7 +231,7 @@ def lose_bounded(model, history, forms=BOUNDED):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     data=st.data(),
     tokens=st.lists(st.integers(0, 9), min_size=40, max_size=40),

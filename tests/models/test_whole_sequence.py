@@ -1,5 +1,6 @@
 """The view without a cache: reference logits, gradients, and what it refuses."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -134,3 +135,47 @@ def test_what_is_not_kept_is_refused():
     append = functools.partial(view.append, 0)
     with pytest.raises(ValueError, match="selects, but nothing ranks"):
         append(k=rows)._index(0)
+
+
+POOLED = hc.LayerSpec(
+    local=hc.Window(3, ROW),
+    global_=hc.Entries(ROW),
+    index=hc.IndexKeys(ROW, 4, raw=hc.Entry((hc.Plane("k", 1, 2),))),
+    select=hc.TopK(2, unit=4, local_units=1, open_tail=True),
+)
+
+
+@pytest.mark.parametrize("local_units", [0, 1])
+@pytest.mark.parametrize("open_tail", [False, True])
+def test_what_comes_later_changes_nothing(local_units, open_tail):
+    """Index keys of ratio 4 over single tokens, at every length."""
+    choice = hc.TopK(2, unit=4, local_units=local_units, open_tail=open_tail)
+    layer = dataclasses.replace(POOLED, select=choice)
+    random = np.random.default_rng(5)
+    draws = {
+        name: jnp.asarray(random.standard_normal((1, 11, 1, 2)), jnp.float32)
+        for name in ("local", "entries", "raw", "q")
+    }
+
+    def out(length):
+        cut = {name: value[:, :length] for name, value in draws.items()}
+        view = WholeSequenceView.start((layer,), 1, length)
+        view = view.append(0, to="local", k=cut["local"])
+        view = view.append(0, to="entries", k=cut["entries"])
+        mean = lambda raw, valid, first: {"k": jnp.mean(raw["k"], axis=2)}  # noqa: E731
+        view = view.compress(0, mean, to="index", k=cut["raw"])
+        view = view.select(0, cut["q"], jnp.ones((1, length, 1)))
+        return np.asarray(view.attend(0, cut["q"], scale=1.0))
+
+    whole = out(11)
+    assert np.isfinite(whole).all()
+    for length in range(1, 11):
+        np.testing.assert_allclose(out(length), whole[:, :length], rtol=1e-5, atol=1e-7)
+
+
+def test_a_layer_with_two_parts_says_which_is_meant():
+    view = WholeSequenceView.start((POOLED,), 1, 4)
+    with pytest.raises(ValueError, match="say which are meant"):
+        view.append(0, k=jnp.ones((1, 4, 1, 2)))
+    with pytest.raises(ValueError, match=r"keeps planes \['k'\] of its local"):
+        view.append(0, to="local", key=jnp.ones((1, 4, 1, 2)))
