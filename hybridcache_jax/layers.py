@@ -48,7 +48,7 @@ class Plane:
                 f"Plane {self.name!r} needs heads >= 1 and dim >= 1, got "
                 f"heads={self.heads}, dim={self.dim}."
             )
-        named_dtype(self.dtype)
+        element_bits(self.dtype)
         if (self.scale is None) != (self.run == 0) or self.run < 0:
             raise ValueError(
                 f"Plane {self.name!r} needs scale and run together, got "
@@ -106,6 +106,11 @@ class Entry:
                 raise ValueError(
                     f"An Entry names {wanted!r} as key or value, but has only {names}."
                 )
+        scales = [plane.scale for plane in self.planes if plane.scale is not None]
+        if len(set(scales)) != len(scales):
+            raise ValueError(
+                f"Each scaled plane of an Entry needs scales of its own, got {scales}."
+            )
         for plane in self.planes:
             if plane.scale is not None:
                 self._check_scale(plane)
@@ -399,11 +404,24 @@ def _check_pooling(what: str, ratio: int, overlap: int, raw: Entry | None) -> No
 
 
 def element_bits(name: str) -> int:
-    """Bits of one element of the dtype called ``name``."""
+    """Bits of one element of the dtype called ``name``.
+
+    Raises:
+      ValueError: if there is no such dtype, or its elements are of an odd size.
+    """
     dtype = named_dtype(name)
-    if dtype.isbuiltin == 2:
-        return ml_dtypes.finfo(dtype).bits
-    return 8 * dtype.itemsize
+    if dtype.kind in "biuf":
+        return 8 * dtype.itemsize
+    try:
+        bits = ml_dtypes.finfo(dtype).bits
+    except ValueError:
+        bits = 0
+    if bits not in (4, 8, 16):
+        raise ValueError(
+            f"Elements of dtype {name!r} cannot be stored; use floats of 4, 8, 16 or 32 "
+            "bits, or integers of whole bytes."
+        )
+    return bits
 
 
 def named_dtype(name: str) -> np.dtype:

@@ -47,8 +47,8 @@ def quantise(entry: Entry, planes: Mapping[str, jax.Array]) -> dict[str, jax.Arr
 
     The scale of a run is the least that brings its largest magnitude within the
     dtype's range, rounded up to a power of two where the scale's dtype holds nothing
-    else (microscaling: Rouhani et al., 2023).  Values beyond what dtype and scale can
-    express become the largest that they can.
+    else (microscaling: Rouhani et al., 2023).  Where the scale's dtype ends,
+    values saturate; a run that holds NaN or infinity is read back as NaN.
 
     Args:
       entry: layout.
@@ -171,15 +171,14 @@ def _largest(plane: Plane) -> float:
 
 
 def _rounded_up(plane: Plane, value: jax.Array, largest: float) -> jax.Array:
-    """Positive values as numbers of a plane's dtype that are not below them."""
+    """Positive values as the least numbers of a plane's dtype not below them."""
     dtype = named_dtype(plane.dtype)
-    step = 1 + float(ml_dtypes.finfo(dtype).eps)
-
-    def rounded(x):
-        return x.astype(dtype).astype(jnp.float32)
-
-    near = rounded(value)
-    return jnp.where(near < value, rounded(jnp.minimum(value * step, largest)), near)
+    near = value.astype(dtype)
+    # The codes of positive floats stand in the order of their values.
+    code = jax.lax.bitcast_convert_type(near, np.dtype(f"uint{8 * dtype.itemsize}"))
+    above = jax.lax.bitcast_convert_type(code + 1, dtype).astype(jnp.float32)
+    near = near.astype(jnp.float32)
+    return jnp.where(near < value, jnp.minimum(above, largest), near)
 
 
 def _positive_range(plane: Plane) -> tuple[float, float]:

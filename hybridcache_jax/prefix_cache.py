@@ -59,9 +59,9 @@ class PrefixCache:
             for number, pool in enumerate(plan.spec.pools)
             if RULES[pool.form].remedy is not Remedy.REPLAY
         )
-        self._admit = _on_facts(leaselib.admit)
-        self._release = _on_facts(leaselib.release)
-        self._keep = _on_facts(leaselib.keep)
+        self._admit = _OnFacts(leaselib.admit)
+        self._release = _OnFacts(leaselib.release)
+        self._keep = _OnFacts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
         self._evict = jax.jit(lifecycle.evict)
 
@@ -318,18 +318,18 @@ def _facts_of(cache: HybridCache) -> HybridCache:
     return dataclasses.replace(cache, pools=())
 
 
-def _on_facts(transition: Callable) -> Callable:
+class _OnFacts:
     """A transition, jitted, that leaves the pools out: XLA would copy them whole.
 
     Args:
       transition: takes a cache first and gives one, alone or first of a tuple.
     """
-    jitted = jax.jit(transition)
 
-    def run(cache: HybridCache, *arguments):
-        result = jitted(_facts_of(cache), *arguments)
+    def __init__(self, transition: Callable):
+        self.jitted = jax.jit(transition)
+
+    def __call__(self, cache: HybridCache, *arguments):
+        result = self.jitted(_facts_of(cache), *arguments)
         after, *rest = result if isinstance(result, tuple) else (result,)
         after = dataclasses.replace(after, pools=cache.pools)
         return (after, *rest) if rest else after
-
-    return run

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.merge import Partial
 
-# Gathered elements of one group of queries, keys and values together.
+# Gathered elements of the keys of one group of queries.
 _ELEMENTS = 1 << 24
 
 

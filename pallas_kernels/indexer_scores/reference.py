@@ -64,6 +64,8 @@ def top_units(
     def step(index, best):
         ids = jax.lax.dynamic_slice_in_dim(blocks, index * per_tile, per_tile, axis=1)
         scores = score(load(ids))
+        # top_k would rank 0.0 above -0.0, and they tie.
+        scores = jnp.where(scores == 0, 0.0, scores)
         first = index * tile + key_tokens * jnp.arange(tile // key_tokens)
         last = first + key_tokens - 1
         there = jnp.repeat((ids >= 0) & (ids < num_blocks), block_keys, axis=1)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridcache_jax import Form, LeaseError, Reason, Verdict
+from hybridcache_jax.testing import toy as library
 
 DIGITS = st.integers(0, 9)
 TOKENS = st.lists(DIGITS, min_size=24, max_size=24)
@@ -129,7 +130,7 @@ def test_a_replay_begins_at_the_last_checkpoint_that_is_early_enough(prompt, poi
         session.branch(ready)
         lease = session.acquire(dataclasses.replace(plan, start=start))
         session.feed(lease, prompt[start:point])
-        assert (toy.toy.differences(session.state(lease), want) == []) is exact
+        assert (library.differences(session.state(lease), want) == []) is exact
         assert toy.kept_bytes(session.cache) == before
 
 

@@ -14,6 +14,7 @@ import toy
 
 import hybridcache_jax as hc
 from hybridcache_jax import Entry, Form, LeaseError, Plane, Reason, Verdict
+from hybridcache_jax.testing import toy as library
 
 PROMPT = [p * 7 % 10 for p in range(17)]
 LINE = [*toy.P, 7]
@@ -236,7 +237,7 @@ def scaled():
             Plane("v", 1, 4, "bfloat16"),
         )
     )
-    return toy.toy.model((toy.FULL,), forward=_scaled, entry=entry)
+    return library.model((toy.FULL,), forward=_scaled, entry=entry)
 
 
 def _scaled(view, tokens, kinds, length):

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridcache_jax import Form, Verdict
+from hybridcache_jax.testing import toy as library
 
 EXACT, WRONG = 1e-5, 1e-4
 LENGTH = 32
@@ -247,7 +248,7 @@ def test_windows_and_tails_are_rebuilt_from_the_derived_start(
     plan = session.match(prompt)
     assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
     assert (plan.length, plan.start) == (point, start(point))
-    assert plan.start == toy.toy.replay_start(model.kinds, point)
+    assert plan.start == library.replay_start(model.kinds, point)
     assert {report.form for report in plan.limiting} <= set(BOUNDED)
 
     held, ready = toy.kept_bytes(session.cache), session.cache
@@ -264,7 +265,7 @@ def test_windows_and_tails_are_rebuilt_from_the_derived_start(
     session.branch(ready)
     short = dataclasses.replace(plan, start=plan.start + 1)
     lease = replayed(session, short, prompt, sizes)
-    assert toy.toy.differences(session.state(lease), want) != []
+    assert library.differences(session.state(lease), want) != []
     assert toy.kept_bytes(session.cache) == held
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridcache_jax import Form, Verdict
+from hybridcache_jax.testing import toy as library
 
 LENGTH = 32
 POINTS = [4, 8, 12, 16, 20, 24, 28]
@@ -156,7 +157,7 @@ def test_the_toy_has_the_numbers_of_the_worked_scenarios():
         rows = toy.cold(build(), toy.P[:size]).parts[layer, part]
         return rows.planes[plane].ravel().tolist()
 
-    assert toy.toy.v(toy.P) == [3, 11, 24, 31, 45, 59, 62, 76, 85, 93, 105, 118]
+    assert library.v(toy.P) == [3, 11, 24, 31, 45, 59, 62, 76, 85, 93, 105, 118]
     assert numbers(toy.compressed, 0, "entries", 12) == [69, 242, 401]
     assert numbers(toy.compressed, 1, "entries", 12) == [69, 311, 643]
     assert numbers(toy.csa, 0, "index", 12) == [69 % 11, 311 % 11, 643 % 11]
@@ -169,9 +170,9 @@ def test_a_toy_is_built_from_layer_records(name):
     """The records of its own spec, or of a model's, say all that a kind is."""
     model = KINDS[name]()
     layers = model.plan.spec.layers
-    assert tuple(toy.toy.Kind.of(layer) for layer in layers) == model.kinds
+    assert tuple(library.Kind.of(layer) for layer in layers) == model.kinds
     blocks = {pool.form: pool.block_tokens for pool in model.plan.spec.pools}
-    again = toy.toy.model(
+    again = library.model(
         list(layers), blocks=blocks, style=model.style, max_length=model.max_length
     )
     assert again.plan.spec == model.plan.spec
@@ -179,8 +180,8 @@ def test_a_toy_is_built_from_layer_records(name):
 
 def test_a_toy_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="'plain' or 'chain'"):
-        toy.toy.model([toy.FULL], style="sum")
+        library.model([toy.FULL], style="sum")
     with pytest.raises(ValueError, match="nothing makes index keys of 2 tokens"):
-        toy.toy.model([toy.toy.Kind(ratio=1, index_ratio=2)])
+        library.model([library.Kind(ratio=1, index_ratio=2)])
     with pytest.raises(ValueError, match="owns"):
         toy.only_full().pool_of(0, "local")

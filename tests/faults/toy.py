@@ -20,7 +20,7 @@ import hybridcache_jax as hc
 from hybridcache_jax import lifecycle
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.spec import Part
-from hybridcache_jax.testing import toy
+from hybridcache_jax.testing import toy as library
 from hybridcache_jax.testing.audit import violations
 from hybridcache_jax.testing.toy import VOCAB, Cold, Model, Rows, cold
 
@@ -38,26 +38,26 @@ def pool_of(spec: hc.CacheSpec, layer: int) -> tuple[int, int]:
 # Layers that keep one part.
 
 
-def Kind(rule: str, size: int = 0) -> toy.Kind:
+def Kind(rule: str, size: int = 0) -> library.Kind:
     """A layer with a ``window`` or a ``chunk``, or one with the ``full`` history."""
-    return toy.Kind(ratio=1) if rule == "full" else toy.Kind(rule, size)
+    return library.Kind(ratio=1) if rule == "full" else library.Kind(rule, size)
 
 
-def window(size: int) -> toy.Kind:
+def window(size: int) -> library.Kind:
     return Kind("window", size)
 
 
-def chunk(size: int) -> toy.Kind:
+def chunk(size: int) -> library.Kind:
     return Kind("chunk", size)
 
 
 FULL = Kind("full")
-STATE = toy.Kind(recurrent=True)
+STATE = library.Kind(recurrent=True)
 
 
-def entries(ratio: int, overlap: int = 0, **more) -> toy.Kind:
+def entries(ratio: int, overlap: int = 0, **more) -> library.Kind:
     """A layer with compressed entries, and what else is named."""
-    return toy.Kind(ratio=ratio, overlap=overlap, **more)
+    return library.Kind(ratio=ratio, overlap=overlap, **more)
 
 
 MIXED = (window(6), chunk(5), FULL)
@@ -69,10 +69,10 @@ WOVEN = (window(3), chunk(6), FULL, window(3))
 # below it what windows of 4 and 3 reach.
 KEYS: dict[str, Any] = {"index_overlap": 1, "pooled": True, "top": 2}
 CSA = (
-    toy.Kind("window", 3, ratio=4, overlap=1, **KEYS, index_ratio=4, unit=4),
-    toy.Kind("window", 4, ratio=8),
-    toy.Kind(ratio=1, **KEYS, index_ratio=2, unit=2),
-    toy.Kind(kv_owner=1),
+    library.Kind("window", 3, ratio=4, overlap=1, **KEYS, index_ratio=4, unit=4),
+    library.Kind("window", 4, ratio=8),
+    library.Kind(ratio=1, **KEYS, index_ratio=2, unit=2),
+    library.Kind(kv_owner=1),
     window(2),
 )
 CSA_BLOCKS = (
@@ -84,10 +84,10 @@ CSA_BLOCKS = (
 )
 SPARSE = (
     chunk(6),
-    toy.Kind(ratio=1, index_ratio=1, top=2, unit=2, near=1, open_tail=True),
-    toy.Kind(ratio=2, index_ratio=2, top=2, unit=4),
-    toy.Kind(kv_owner=1, select_owner=1),
-    toy.Kind(kv_owner=2, index_owner=1, top=1, unit=2),
+    library.Kind(ratio=1, index_ratio=1, top=2, unit=2, near=1, open_tail=True),
+    library.Kind(ratio=2, index_ratio=2, top=2, unit=4),
+    library.Kind(kv_owner=1, select_owner=1),
+    library.Kind(kv_owner=2, index_owner=1, top=1, unit=2),
     entries(1, index_ratio=4, pooled=True, top=2, unit=4, heads=2, per_head=True),
 )
 RECURRENT = (STATE, STATE, window(3), entries(4, 1), window(2))
@@ -96,7 +96,7 @@ MIXED_BLOCKS = ((hc.Form.SWA_WINDOW, 2), (hc.Form.FULL_KV, 4))
 
 
 def model(
-    kinds: tuple[toy.Kind, ...] = MIXED,
+    kinds: tuple[library.Kind, ...] = MIXED,
     *,
     blocks: int | tuple[tuple[hc.Form, int], ...] = 4,
     style: str = "plain",
@@ -107,8 +107,8 @@ def model(
     if style in ("sums", "softmax"):
         entry = hc.Entry.kv(1, 1 if style == "sums" else 4)
         forward = _sums if style == "sums" else _softmax
-        return toy.model(kinds, forward=forward, entry=entry, **sizes)
-    return toy.model(kinds, style=style, **sizes)
+        return library.model(kinds, forward=forward, entry=entry, **sizes)
+    return library.model(kinds, style=style, **sizes)
 
 
 def mixed() -> Model:
@@ -164,7 +164,7 @@ def three_forms(order: tuple[int, ...] = (0, 1, 2)) -> Model:
     kinds = tuple((FULL, window(3), window(6))[place] for place in order)
     blocks = {hc.Form.SWA_WINDOW: 1, hc.Form.FULL_KV: 4}
     entry = hc.Entry.kv(1, 4)
-    return toy.model(kinds, blocks=blocks, forward=_zeros, entry=entry)
+    return library.model(kinds, blocks=blocks, forward=_zeros, entry=entry)
 
 
 def _zeros(view, tokens, kinds, length):
@@ -257,7 +257,7 @@ def cold_softmax(some: Model, tokens: Sequence[int]) -> Cold:
     return Cold(parts, x[None])
 
 
-def replay_start(kinds: Sequence[toy.Kind], point: int) -> int:
+def replay_start(kinds: Sequence[library.Kind], point: int) -> int:
     """By the law: from the top layer down, each local layer widens by what it sees."""
     for kind in reversed(kinds):
         point = kind.first(point) if kind.local else point
@@ -288,15 +288,15 @@ def expected_plan(some: Model, length: int, common: int, held):
     """As the library's toy has it; ``held`` may be a list, for layers of one part."""
     if isinstance(held, list):
         held = dict(zip(some.parts, held, strict=True))
-    return toy.expected_plan(some, length, common, held)
+    return library.expected_plan(some, length, common, held)
 
 
-stored_parts = toy.stored_blocks
+stored_parts = library.stored_blocks
 
 
 def stored_blocks(some: Model, cache: hc.HybridCache) -> list[set[int]]:
     """Per layer of one part, the stored blocks of a cache with one history."""
-    return list(toy.stored_blocks(some, cache).values())
+    return list(library.stored_blocks(some, cache).values())
 
 
 def cuts(total: int, sizes: Sequence[int]) -> list[int]:
@@ -432,7 +432,7 @@ class Session:
 
     def state(self, lease) -> State:
         """What the row holds to go on; ``reads`` is empty."""
-        return State(**vars(toy.held(self.model, self.cache, lease.row)))
+        return State(**vars(library.held(self.model, self.cache, lease.row)))
 
     def check(self, lease, tokens) -> None:
         """The row holds what ``cold(tokens)`` holds, bit for bit, and says so."""
@@ -442,7 +442,7 @@ class Session:
 
 def assert_same_state(one: Cold, other: Cold) -> None:
     """Equal positions and equal entries, bit for bit."""
-    assert toy.differences(one, other) == []
+    assert library.differences(one, other) == []
 
 
 def assert_same_reads(reads: np.ndarray, want: np.ndarray) -> None:
