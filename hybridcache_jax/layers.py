@@ -418,8 +418,8 @@ def element_bits(name: str) -> int:
         bits = 0
     if bits not in (4, 8, 16):
         raise ValueError(
-            f"Elements of dtype {name!r} cannot be stored; use floats of 4, 8, 16 or 32 "
-            "bits, or integers of whole bytes."
+            f"Elements of dtype {name!r} cannot be stored; use floats of 4, 8, 16 or "
+            "32 bits, or integers of whole bytes."
         )
     return bits
 
