@@ -14,7 +14,6 @@ import toy
 
 import hybridcache_jax as hc
 from hybridcache_jax import Entry, Form, LeaseError, Plane, Reason, Verdict
-from hybridcache_jax.testing import toy as library
 
 PROMPT = [p * 7 % 10 for p in range(17)]
 LINE = [*toy.P, 7]
@@ -228,48 +227,30 @@ def test_the_start_is_shifted(build):
         session.acquire(bold)
 
 
-def scaled():
-    """A full layer whose keys have 8 bits and scales."""
-    entry = Entry(
-        (
-            Plane("k", 1, 4, "float8_e4m3fn", scale="k_scale", run=2),
-            Plane("k_scale", 1, 2),
-            Plane("v", 1, 4, "bfloat16"),
-        )
-    )
-    return library.model((toy.FULL,), forward=_scaled, entry=entry)
-
-
-def _scaled(view, tokens, kinds, length):
-    """Keys of one magnitude per block, so that every block has scales of its own."""
-    del kinds, length
-    number = (1.0 + tokens)[..., None, None] * 10.0 ** (view.positions // 4)[
-        ..., None, None
-    ]
-    rows = np.ones(4, np.float32) * number
-    view = view.append(0, k=rows, v=rows)
-    return view, view.attend(0, rows * 0, scale=0.0).reshape(1, *tokens.shape, -1)
-
-
 def test_the_scales_are_those_of_another_block():
     """Scales have no table of their own: another block's come with its whole block."""
-    model = scaled()
+    model = toy.three_forms()
     session = stored(model, LINE)
-    (pool,), (memory,) = model.plan.spec.pools, session.cache.pools
+    pool, memory = model.plan.spec.pools[0], session.cache.pools[0]
+    assert pool.form == Form.FULL_KV
     assert set(memory) == {plane.name for plane in pool.entry.planes}
-    count = model.plan.blocks[0]
-    assert {plane.shape[:3] for plane in memory.values()} == {(1, count, 4)}
-    assert len(session.cache.tables) == len(session.cache.rows.blocks) == 1
-
+    # One id finds values and scales: [layer, block, entry of the block].
+    assert {plane.shape[:3] for plane in memory.values()} == {
+        (1, model.plan.blocks[0], 4)
+    }
     claims = resumable(session, LINE, 12).claims
     scales = np.asarray(memory["k_scale"])[0, claims.blocks[0]]
     assert len({block.tobytes() for block in scales}) == 3
-    swapped = [x[[0, 2, 1]] for x in (*claims.blocks, *claims.epochs)]
+
+    def swapped(arrays):
+        return [arrays[0][[0, 2, 1]], *arrays[1:]]
+
     forget(session)
-    claim(session, LINE[:12], swapped[:1], swapped[1:])
+    claim(session, LINE[:12], swapped(claims.blocks), swapped(claims.epochs))
     plan = session.match(LINE)
     assert (plan.verdict, plan.length) == (Verdict.RESUMABLE, 4)
     (report,) = plan.limiting
+    assert report.pool == pool.name
     assert (report.reason, report.position) == (Reason.WRONG_FORM, 4)
     bold = dataclasses.replace(plan, length=12, start=12)
     with pytest.raises(LeaseError, match="match again"):

@@ -65,13 +65,13 @@ FINE = (window(3), window(4), FULL)
 STACKED = (window(4), window(4), FULL, window(3), FULL)
 CHUNKED = (chunk(6), FULL, chunk(6))
 WOVEN = (window(3), chunk(6), FULL, window(3))
+POOLED: dict[str, Any] = {"index_overlap": 1, "pooled": True, "top": 2}
 # The index keys of the full layer need the deepest replay: their own tail of 2, and
 # below it what windows of 4 and 3 reach.
-KEYS: dict[str, Any] = {"index_overlap": 1, "pooled": True, "top": 2}
 CSA = (
-    library.Kind("window", 3, ratio=4, overlap=1, **KEYS, index_ratio=4, unit=4),
+    library.Kind("window", 3, ratio=4, overlap=1, **POOLED, index_ratio=4, unit=4),
     library.Kind("window", 4, ratio=8),
-    library.Kind(ratio=1, **KEYS, index_ratio=2, unit=2),
+    library.Kind(ratio=1, **POOLED, index_ratio=2, unit=2),
     library.Kind(kv_owner=1),
     window(2),
 )
@@ -156,20 +156,28 @@ def recurrent() -> Model:
     return model(RECURRENT, style="chain")
 
 
-def three_forms(order: tuple[int, ...] = (0, 1, 2)) -> Model:
-    """A full layer and windows of 3 and 6, in any order, which keep zeros.
+def three_forms() -> Model:
+    """A full layer and windows of 3 and 6 in 8 bits with scales, none of them read.
 
-    For verdicts alone, and quick to compile.
+    Where only verdicts matter: quick to compile.
     """
-    kinds = tuple((FULL, window(3), window(6))[place] for place in order)
+    entry = hc.Entry(
+        (
+            hc.Plane("k", 1, 4, "float8_e4m3fn", scale="k_scale", run=2),
+            hc.Plane("k_scale", 1, 2),
+            hc.Plane("v", 1, 4, "bfloat16"),
+        )
+    )
     blocks = {hc.Form.SWA_WINDOW: 1, hc.Form.FULL_KV: 4}
-    entry = hc.Entry.kv(1, 4)
-    return library.model(kinds, blocks=blocks, forward=_zeros, entry=entry)
+    kinds = (FULL, window(3), window(6))
+    return library.model(kinds, blocks=blocks, forward=_by_block, entry=entry)
 
 
-def _zeros(view, tokens, kinds, length):
+def _by_block(view, tokens, kinds, length):
+    """Keys of one magnitude per block of 4, so that every block has its own scales."""
     del length
-    row = jnp.zeros((*tokens.shape, 1, 4))
+    magnitude = 10.0 ** (view.positions // 4)
+    row = ((1.0 + tokens) * magnitude)[..., None, None] * jnp.ones(4)
     for layer in range(len(kinds)):
         view = view.append(layer, k=row, v=row)
     return view, jnp.zeros((len(kinds), *tokens.shape, 1))
