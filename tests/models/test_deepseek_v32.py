@@ -147,6 +147,7 @@ def assert_state(run, cache, row, prefix, golden_row):
             np.testing.assert_allclose(state[pool][plane], want, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("sizes", "width"),
@@ -176,6 +177,7 @@ def test_cache_tensors_equal_the_reference(name):
             assert_state(run, cache, place, prefix, row)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_resumed_at_every_legal_point(name):
     run, expected = runner(name), golden(name)
@@ -199,6 +201,7 @@ def test_resumed_at_every_legal_point(name):
         assert violations(cache) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_of_unequal_length_in_one_batch(name):
     """Padding of one row, and the other row, disturb nothing."""

@@ -225,6 +225,7 @@ def test_one_shot():
         assert_state(run, cache, parts[row][0].row, "cache", row)
 
 
+@pytest.mark.slow
 def test_rows_of_unequal_length_in_one_batch():
     """Padding of one row, and the other row, disturb nothing."""
     run, tokens = runner(TINY), golden(TINY)["tokens"]
@@ -244,6 +245,7 @@ def test_rows_of_unequal_length_in_one_batch():
             at[row] += sizes[row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes", "width"),
     [
@@ -272,6 +274,7 @@ def test_cache_tensors_equal_the_reference(name, width):
         assert_state(run, cache, row, prefix, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "width"), [(TINY, 24), (REAL, 400)])
 def test_resumed_at_every_legal_point(name, width):
     run, tokens = runner(name), golden(name)["tokens"][0]

@@ -26,6 +26,7 @@ GOLDEN = Golden("kimi_linear", KimiLinearConfig, KimiLinear)
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_of_running_gives_the_reference_logits(way):
     check_logits(GOLDEN, way)
@@ -36,14 +37,17 @@ def test_cache_tensors_equal_the_reference(length):
     check_state(GOLDEN, length)
 
 
+@pytest.mark.slow
 def test_resumed_at_every_checkpoint():
     check_resumed(GOLDEN)
 
 
+@pytest.mark.slow
 def test_all_tokens_of_a_batch_at_once():
     check_batch(GOLDEN, [(150, 150)])
 
 
+@pytest.mark.slow
 def test_rows_of_unequal_length_in_one_batch():
     check_batch(GOLDEN, [(41, 1), (2, 99), (57, 1), (1, 49)])
 
