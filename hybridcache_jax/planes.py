@@ -126,7 +126,10 @@ def keys_and_values(
 def _scales(plane: Plane, scale: Plane, value: jax.Array) -> jax.Array:
     """``[..., heads, scale.dim]``; places beyond the runs are 1."""
     runs = value.astype(jnp.float32).reshape(*value.shape[:-1], -1, plane.run)
-    needed = jnp.max(jnp.abs(runs), axis=-1) / _largest(plane)
+    top = jnp.max(jnp.abs(runs), axis=-1)
+    # XLA would turn a division by a constant into a product with its reciprocal, which
+    # is not exact; that ``top`` is never negative it does not know.
+    needed = top / jnp.where(top < 0, 1.0, _largest(plane))
     # A run with NaN or infinity is read back as NaN, never as a number.
     finite = jnp.isfinite(needed)
     if scale.dtype == "float8_e8m0fnu":
