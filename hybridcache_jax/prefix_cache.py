@@ -11,6 +11,7 @@ compiled steps, from one thread.
 import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -328,7 +329,7 @@ class _OnFacts:
     def __init__(self, transition: Callable):
         self.jitted = jax.jit(transition)
 
-    def __call__(self, cache: HybridCache, *arguments):
+    def __call__(self, cache: HybridCache, *arguments) -> Any:
         result = self.jitted(_facts_of(cache), *arguments)
         after, *rest = result if isinstance(result, tuple) else (result,)
         after = dataclasses.replace(after, pools=cache.pools)
