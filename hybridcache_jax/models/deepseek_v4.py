@@ -11,7 +11,6 @@ so: norms, sinks, routers, compressors, hyper-connections.
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from hybridcache_jax.configs.deepseek_v4 import HASHED, WINDOW, DeepseekV4Config
@@ -24,9 +23,10 @@ from hybridcache_jax.models.hyper_connections import (
     write,
 )
 from hybridcache_jax.models.modules import Embedding, Linear, RMSNorm, project
+from hybridcache_jax.models.moe import expert_recipes
 from hybridcache_jax.models.parameters import parameter_shapes
 from hybridcache_jax.models.protocol import CacheView
-from hybridcache_jax.models.recipes import Recipe, renamed, stacked
+from hybridcache_jax.models.recipes import Recipe, renamed
 
 # Parts of parameter names and what the publisher calls them, applied in this order.
 _SPELLINGS = (
@@ -203,29 +203,12 @@ def published_names(config: DeepseekV4Config) -> dict[str, Recipe]:
         theirs = name
         for ours, published in _SPELLINGS:
             theirs = theirs.replace(ours, published)
-        experts = [
-            theirs.replace(".experts.", f".experts.{expert}.")
-            for expert in range(config.num_experts)
-        ]
-        if name.endswith(".experts.gate_up_proj"):
-            recipes[name] = _gate_up(
-                [part.removesuffix("gate_up_proj") for part in experts]
-            )
-        elif name.endswith(".experts.down_proj"):
-            recipes[name] = stacked(
-                [part.removesuffix("down_proj") + "w2.weight" for part in experts]
-            )
-        else:
-            recipes[name] = renamed(theirs)
+        recipes[name] = renamed(theirs)
+    for layer in range(config.num_layers):
+        recipes |= expert_recipes(
+            f"layers.{layer}.mlp.experts",
+            f"layers.{layer}.ffn.experts",
+            config.num_experts,
+            ("w1", "w3", "w2"),
+        )
     return recipes
-
-
-def _gate_up(experts: list[str]) -> Recipe:
-    """Gate and up of every expert, joined and stacked."""
-
-    def make(tensors: list[np.ndarray]) -> np.ndarray:
-        gates, ups = tensors[: len(experts)], tensors[len(experts) :]
-        return np.concatenate([np.stack(gates), np.stack(ups)], axis=1)
-
-    names = [expert + part for part in ("w1.weight", "w3.weight") for expert in experts]
-    return Recipe(tuple(names), make)
