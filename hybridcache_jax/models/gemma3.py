@@ -15,13 +15,12 @@ from flax import nnx
 from hybridcache_jax.configs.gemma3 import Gemma3Config
 from hybridcache_jax.configs.windowed import FULL, SLIDING
 from hybridcache_jax.models import rope
+from hybridcache_jax.models.decoder import CausalDecoder
 from hybridcache_jax.models.modules import (
-    Embedding,
     GatedMLP,
     Linear,
     RMSNorm,
     geglu,
-    project,
     soft_cap,
 )
 from hybridcache_jax.models.protocol import CacheView
@@ -108,7 +107,7 @@ class Block(nnx.Module):
         return x + self.post_feedforward_layernorm(mixed), view
 
 
-class Gemma3(nnx.Module):
+class Gemma3(CausalDecoder):
     """Gemma 3 text decoder.
 
     ``nnx.split(model)`` gives a hashable graph definition and a pytree of
@@ -125,16 +124,13 @@ class Gemma3(nnx.Module):
         self, config: Gemma3Config, *, rngs: nnx.Rngs, param_dtype=jnp.float32
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype}
-        vocab, hidden = config.vocab_size, config.hidden_size
+        super().__init__(
+            config,
+            lambda layer: Block(config, **options),
+            norm_offset=1,
+            **options,
+        )
         self.config = config
-        self.embed_tokens = Embedding(vocab, hidden, **options)
-        self.layers = nnx.List(
-            [Block(config, **options) for _ in range(config.num_layers)]
-        )
-        self.norm = _norm(config, hidden, param_dtype)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(hidden, vocab, **options)
-        )
 
     def __call__(
         self, tokens: jax.Array, view: CacheView
@@ -165,20 +161,8 @@ class Gemma3(nnx.Module):
         return self.norm(x), view
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token.
-
-        Args:
-          hidden: ``[..., hidden]`` states from a step; pass only the positions whose
-            prediction is wanted, for the head is most of the work of a prefill.
-
-        Returns:
-          ``[..., vocab_size]`` float32, soft-capped if the model is.
-        """
-        if self.lm_head is None:
-            out = project(hidden, self.embed_tokens.weight[...])
-        else:
-            out = self.lm_head(hidden)
-        return soft_cap(out, self.config.final_logit_softcapping)
+        """Scores as of ``CausalDecoder.logits``, soft-capped if the model is."""
+        return soft_cap(super().logits(hidden), self.config.final_logit_softcapping)
 
 
 def _norm(config: Gemma3Config, dim: int, param_dtype) -> RMSNorm:

@@ -16,6 +16,7 @@ from flax import nnx
 from hybridcache_jax.configs.gemma4 import Gemma4Config
 from hybridcache_jax.configs.windowed import FULL, SLIDING
 from hybridcache_jax.models import rope
+from hybridcache_jax.models.decoder import CausalDecoder
 from hybridcache_jax.models.gemma4_router import Router
 from hybridcache_jax.models.modules import (
     Embedding,
@@ -23,7 +24,6 @@ from hybridcache_jax.models.modules import (
     Linear,
     RMSNorm,
     geglu,
-    project,
     soft_cap,
     unit_rms,
 )
@@ -168,7 +168,7 @@ class Block(nnx.Module):
         return self.post_feedforward_layernorm_2(mixed)
 
 
-class Gemma4(nnx.Module):
+class Gemma4(CausalDecoder):
     """Gemma 4 text decoder.
 
     Args:
@@ -181,15 +181,14 @@ class Gemma4(nnx.Module):
         self, config: Gemma4Config, *, rngs: nnx.Rngs, param_dtype=jnp.float32
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype}
-        vocab, hidden = config.vocab_size, config.hidden_size
+        hidden = config.hidden_size
         small, count = config.per_layer_size, config.num_layers
-        self.config = config
-        self.embed_tokens = Embedding(vocab, hidden, **options)
-        self.layers = nnx.List([Block(config, i, **options) for i in range(count)])
-        self.norm = _norm(config, hidden, param_dtype)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(hidden, vocab, **options)
+        super().__init__(
+            config,
+            lambda layer: Block(config, layer, **options),
+            **options,
         )
+        self.config = config
         if small:
             self.embed_tokens_per_layer = Embedding(
                 config.per_layer_vocab, count * small, **options
@@ -229,20 +228,8 @@ class Gemma4(nnx.Module):
         return self.norm(x), view
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token.
-
-        Args:
-          hidden: ``[..., hidden]`` states from a step; pass only the positions whose
-            prediction is wanted, for the head is most of the work of a prefill.
-
-        Returns:
-          ``[..., vocab_size]`` float32, soft-capped if the model is.
-        """
-        if self.lm_head is None:
-            out = project(hidden, self.embed_tokens.weight[...])
-        else:
-            out = self.lm_head(hidden)
-        return soft_cap(out, self.config.final_logit_softcapping)
+        """Scores as of ``CausalDecoder.logits``, soft-capped if the model is."""
+        return soft_cap(super().logits(hidden), self.config.final_logit_softcapping)
 
     def _per_layer(self, tokens: jax.Array, x: jax.Array) -> jax.Array:
         """Each layer's input: of the token itself, and of its embedding projected.

@@ -12,15 +12,14 @@ from flax import nnx
 
 from hybridcache_jax.configs.kimi_linear import SPARSE, KimiLinearConfig
 from hybridcache_jax.configs.recurrent import LINEAR
+from hybridcache_jax.models.decoder import CausalDecoder
 from hybridcache_jax.models.deepseek_moe import DeepseekMoE
 from hybridcache_jax.models.delta_rule import INITIAL_STEP, delta_attention
 from hybridcache_jax.models.latent_attention import LatentAttention
 from hybridcache_jax.models.modules import (
-    Embedding,
     GatedMLP,
     Linear,
     RMSNorm,
-    project,
     swiglu,
 )
 from hybridcache_jax.models.moe import expert_recipes
@@ -139,7 +138,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), view
 
 
-class KimiLinear(nnx.Module):
+class KimiLinear(CausalDecoder):
     """Kimi Linear decoder.
 
     Args:
@@ -153,16 +152,12 @@ class KimiLinear(nnx.Module):
         self, config: KimiLinearConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype}
-        vocab, hidden = config.vocab_size, config.hidden_size
+        super().__init__(
+            config,
+            lambda layer: Block(config, layer, **options),
+            **options,
+        )
         self.config = config
-        self.embed_tokens = Embedding(vocab, hidden, **options)
-        self.layers = nnx.List(
-            [Block(config, layer, **options) for layer in range(config.num_layers)]
-        )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, param_dtype=param_dtype)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(hidden, vocab, **options)
-        )
 
     def __call__(
         self, tokens: jax.Array, view: CacheView
@@ -181,20 +176,6 @@ class KimiLinear(nnx.Module):
         for layer, block in enumerate(self.layers):
             x, view = block(x, view, layer)
         return self.norm(x), view
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token.
-
-        Args:
-          hidden: ``[..., hidden]`` states from a step; pass only the positions whose
-            prediction is wanted, for the head is much of the work of a prefill.
-
-        Returns:
-          ``[..., vocab_size]`` float32.
-        """
-        if self.lm_head is None:
-            return project(hidden, self.embed_tokens.weight[...])
-        return self.lm_head(hidden)
 
 
 def published_names(config: KimiLinearConfig) -> dict[str, Recipe]:

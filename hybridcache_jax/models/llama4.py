@@ -13,13 +13,12 @@ from flax import nnx
 
 from hybridcache_jax.configs.llama4 import Llama4Config
 from hybridcache_jax.models import rope
+from hybridcache_jax.models.decoder import CausalDecoder
 from hybridcache_jax.models.modules import (
-    Embedding,
     GatedMLP,
     Linear,
     RMSNorm,
     normal_param,
-    project,
     swiglu,
     unit_rms,
 )
@@ -165,7 +164,7 @@ class Block(nnx.Module):
         return x + self.feed_forward(self.post_attention_layernorm(x)), view
 
 
-class Llama4(nnx.Module):
+class Llama4(CausalDecoder):
     """Llama 4 text decoder.
 
     Args:
@@ -178,16 +177,12 @@ class Llama4(nnx.Module):
         self, config: Llama4Config, *, rngs: nnx.Rngs, param_dtype=jnp.float32
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype}
-        vocab, hidden = config.vocab_size, config.hidden_size
+        super().__init__(
+            config,
+            lambda layer: Block(config, layer, **options),
+            **options,
+        )
         self.config = config
-        self.embed_tokens = Embedding(vocab, hidden, **options)
-        self.layers = nnx.List(
-            [Block(config, layer, **options) for layer in range(config.num_layers)]
-        )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, param_dtype=param_dtype)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(hidden, vocab, **options)
-        )
 
     def __call__(
         self, tokens: jax.Array, view: CacheView
@@ -210,20 +205,6 @@ class Llama4(nnx.Module):
         for layer, block in enumerate(self.layers):
             x, view = block(x, view, layer, rotation)
         return self.norm(x), view
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token.
-
-        Args:
-          hidden: ``[..., hidden]`` states from a step; pass only the positions whose
-            prediction is wanted, for the head is much of the work of a prefill.
-
-        Returns:
-          ``[..., vocab_size]`` float32.
-        """
-        if self.lm_head is None:
-            return project(hidden, self.embed_tokens.weight[...])
-        return self.lm_head(hidden)
 
 
 def _temperature(config: Llama4Config, positions: jax.Array) -> jax.Array:

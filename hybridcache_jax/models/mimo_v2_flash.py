@@ -14,14 +14,13 @@ from hybridcache_jax.configs.deepseek_moe import RoutingConfig
 from hybridcache_jax.configs.mimo_v2_flash import SPARSE, MimoV2FlashConfig
 from hybridcache_jax.configs.windowed import FULL, SLIDING
 from hybridcache_jax.models import rope
+from hybridcache_jax.models.decoder import CausalDecoder
 from hybridcache_jax.models.deepseek_moe import Router
 from hybridcache_jax.models.modules import (
-    Embedding,
     GatedMLP,
     Linear,
     RMSNorm,
     normal_param,
-    project,
     swiglu,
 )
 from hybridcache_jax.models.moe import Experts, expert_recipes
@@ -132,7 +131,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), view
 
 
-class MimoV2Flash(nnx.Module):
+class MimoV2Flash(CausalDecoder):
     """MiMo-V2-Flash decoder.
 
     Args:
@@ -146,16 +145,12 @@ class MimoV2Flash(nnx.Module):
         self, config: MimoV2FlashConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype}
-        vocab, hidden = config.vocab_size, config.hidden_size
+        super().__init__(
+            config,
+            lambda layer: Block(config, layer, **options),
+            **options,
+        )
         self.config = config
-        self.embed_tokens = Embedding(vocab, hidden, **options)
-        self.layers = nnx.List(
-            [Block(config, layer, **options) for layer in range(config.num_layers)]
-        )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, param_dtype=param_dtype)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(hidden, vocab, **options)
-        )
 
     def __call__(
         self, tokens: jax.Array, view: CacheView
@@ -184,20 +179,6 @@ class MimoV2Flash(nnx.Module):
         for layer, block in enumerate(self.layers):
             x, view = block(x, view, layer, rotations[config.layer_types[layer]])
         return self.norm(x), view
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token.
-
-        Args:
-          hidden: ``[..., hidden]`` states from a step; pass only the positions whose
-            prediction is wanted, for the head is much of the work of a prefill.
-
-        Returns:
-          ``[..., vocab_size]`` float32.
-        """
-        if self.lm_head is None:
-            return project(hidden, self.embed_tokens.weight[...])
-        return self.lm_head(hidden)
 
 
 def published_names(config: MimoV2FlashConfig) -> dict[str, Recipe]:

@@ -12,12 +12,11 @@ from flax import nnx
 from hybridcache_jax.configs.olmo3 import Olmo3Config
 from hybridcache_jax.configs.windowed import FULL, SLIDING
 from hybridcache_jax.models import rope
+from hybridcache_jax.models.decoder import CausalDecoder
 from hybridcache_jax.models.modules import (
-    Embedding,
     GatedMLP,
     Linear,
     RMSNorm,
-    project,
     swiglu,
 )
 from hybridcache_jax.models.protocol import CacheView
@@ -92,7 +91,7 @@ class Block(nnx.Module):
         return x + self.post_feedforward_layernorm(self.mlp(x)), view
 
 
-class Olmo3(nnx.Module):
+class Olmo3(CausalDecoder):
     """OLMo 3 decoder.
 
     Args:
@@ -103,16 +102,12 @@ class Olmo3(nnx.Module):
 
     def __init__(self, config: Olmo3Config, *, rngs: nnx.Rngs, param_dtype=jnp.float32):
         options = {"rngs": rngs, "param_dtype": param_dtype}
-        vocab, hidden = config.vocab_size, config.hidden_size
+        super().__init__(
+            config,
+            lambda layer: Block(config, **options),
+            **options,
+        )
         self.config = config
-        self.embed_tokens = Embedding(vocab, hidden, **options)
-        self.layers = nnx.List(
-            [Block(config, **options) for _ in range(config.num_layers)]
-        )
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, param_dtype=param_dtype)
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(hidden, vocab, **options)
-        )
 
     def __call__(
         self, tokens: jax.Array, view: CacheView
@@ -141,17 +136,3 @@ class Olmo3(nnx.Module):
         for layer, block in enumerate(self.layers):
             x, view = block(x, view, layer, rotations[config.layer_types[layer]])
         return self.norm(x), view
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token.
-
-        Args:
-          hidden: ``[..., hidden]`` states from a step; pass only the positions whose
-            prediction is wanted, for the head is much of the work of a prefill.
-
-        Returns:
-          ``[..., vocab_size]`` float32.
-        """
-        if self.lm_head is None:
-            return project(hidden, self.embed_tokens.weight[...])
-        return self.lm_head(hidden)

@@ -13,13 +13,12 @@ from flax import nnx
 from hybridcache_jax.configs.qwen3_next import SPARSE, Qwen3NextConfig
 from hybridcache_jax.configs.recurrent import LINEAR
 from hybridcache_jax.models import rope
+from hybridcache_jax.models.decoder import CausalDecoder
 from hybridcache_jax.models.gated_delta_net import GatedDeltaNet
 from hybridcache_jax.models.modules import (
-    Embedding,
     GatedMLP,
     Linear,
     RMSNorm,
-    project,
     swiglu,
 )
 from hybridcache_jax.models.moe import Experts, expert_recipes
@@ -149,7 +148,7 @@ class Block(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), view
 
 
-class Qwen3Next(nnx.Module):
+class Qwen3Next(CausalDecoder):
     """Qwen3-Next decoder.
 
     Args:
@@ -163,18 +162,13 @@ class Qwen3Next(nnx.Module):
         self, config: Qwen3NextConfig, *, rngs: nnx.Rngs, param_dtype=jnp.float32
     ):
         options = {"rngs": rngs, "param_dtype": param_dtype}
-        vocab, hidden = config.vocab_size, config.hidden_size
+        super().__init__(
+            config,
+            lambda layer: Block(config, layer, **options),
+            norm_offset=1,
+            **options,
+        )
         self.config = config
-        self.embed_tokens = Embedding(vocab, hidden, **options)
-        self.layers = nnx.List(
-            [Block(config, layer, **options) for layer in range(config.num_layers)]
-        )
-        self.norm = RMSNorm(
-            hidden, config.rms_norm_eps, offset=1, param_dtype=param_dtype
-        )
-        self.lm_head = (
-            None if config.tie_word_embeddings else Linear(hidden, vocab, **options)
-        )
 
     def __call__(
         self, tokens: jax.Array, view: CacheView
@@ -197,20 +191,6 @@ class Qwen3Next(nnx.Module):
         for layer, block in enumerate(self.layers):
             x, view = block(x, view, layer, rotation)
         return self.norm(x), view
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token.
-
-        Args:
-          hidden: ``[..., hidden]`` states from a step; pass only the positions whose
-            prediction is wanted, for the head is much of the work of a prefill.
-
-        Returns:
-          ``[..., vocab_size]`` float32.
-        """
-        if self.lm_head is None:
-            return project(hidden, self.embed_tokens.weight[...])
-        return self.lm_head(hidden)
 
 
 def published_names(config: Qwen3NextConfig) -> dict[str, Recipe]:
