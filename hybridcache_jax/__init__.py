@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hybridcache_jax.codes import Reason as Reason
     from hybridcache_jax.codes import Status as Status
     from hybridcache_jax.codes import Verdict as Verdict
+    from hybridcache_jax.entry import Entry as Entry
+    from hybridcache_jax.entry import Plane as Plane
     from hybridcache_jax.errors import HybridCacheError as HybridCacheError
     from hybridcache_jax.errors import LeaseError as LeaseError
     from hybridcache_jax.errors import NoRoomError as NoRoomError
@@ -22,10 +24,8 @@ if TYPE_CHECKING:
     from hybridcache_jax.identity import Identity as Identity
     from hybridcache_jax.layers import Chunk as Chunk
     from hybridcache_jax.layers import Entries as Entries
-    from hybridcache_jax.layers import Entry as Entry
     from hybridcache_jax.layers import IndexKeys as IndexKeys
     from hybridcache_jax.layers import LayerSpec as LayerSpec
-    from hybridcache_jax.layers import Plane as Plane
     from hybridcache_jax.layers import RecurrentState as RecurrentState
     from hybridcache_jax.layers import TopK as TopK
     from hybridcache_jax.layers import Window as Window
@@ -49,7 +49,7 @@ _HOME = {
     "Chunk": "layers",
     "CostModel": "resume",
     "Entries": "layers",
-    "Entry": "layers",
+    "Entry": "entry",
     "Form": "forms",
     "HybridCache": "state",
     "HybridCacheError": "errors",
@@ -59,7 +59,7 @@ _HOME = {
     "Lease": "lease",
     "LeaseError": "errors",
     "NoRoomError": "errors",
-    "Plane": "layers",
+    "Plane": "entry",
     "PrefixCache": "prefix_cache",
     "Reason": "codes",
     "RecurrentState": "layers",

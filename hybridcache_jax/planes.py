@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from hybridcache_jax.layers import Entry, Plane, element_bits, named_dtype
+from hybridcache_jax.entry import Entry, Plane, element_bits, named_dtype
 
 
 def storage_dtype(name: str, backend: str) -> np.dtype:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Reason, Stage
+from hybridcache_jax.entry import element_bits, named_dtype
 from hybridcache_jax.forms import RULES, Form, Read, required
-from hybridcache_jax.layers import element_bits, named_dtype
 from hybridcache_jax.spec import CacheSpec, Part, PoolSpec
 from pallas_kernels.contracts import ReadContract
 

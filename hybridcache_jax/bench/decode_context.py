@@ -10,17 +10,10 @@ import numpy as np
 from hybridcache_jax.bench.measure import Measurement, Report, median_seconds
 from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.codes import Stage, Status
+from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.forms import required
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.layers import (
-    Entries,
-    Entry,
-    IndexKeys,
-    LayerSpec,
-    Plane,
-    TopK,
-    Window,
-)
+from hybridcache_jax.layers import Entries, IndexKeys, LayerSpec, TopK, Window
 from hybridcache_jax.pooling import overlapped_gated_softmax
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.spec import CacheSpec

@@ -12,7 +12,8 @@ from hybridcache_jax.configs.deepseek_moe import RoutingConfig, read_routing
 from hybridcache_jax.configs.latent import LatentConfig, read_latent, scaled_planes
 from hybridcache_jax.configs.reading import DecoderConfig, Fields, common_fields
 from hybridcache_jax.configs.rope import RopeConfig, read_rope
-from hybridcache_jax.layers import Entries, Entry, IndexKeys, LayerSpec, Plane, TopK
+from hybridcache_jax.entry import Entry, Plane
+from hybridcache_jax.layers import Entries, IndexKeys, LayerSpec, TopK
 
 FULL, SHARED = "full", "shared"
 DENSE, SPARSE = "dense", "sparse"

@@ -2,7 +2,7 @@
 
 import math
 
-from hybridcache_jax.layers import Entry, Plane
+from hybridcache_jax.entry import Entry, Plane
 
 QUANTISED = ("fp8", "fp8_fp4")
 

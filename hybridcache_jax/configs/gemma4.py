@@ -18,7 +18,8 @@ from hybridcache_jax.configs.windowed import (
     head_fields,
     window_size,
 )
-from hybridcache_jax.layers import Entries, Entry, LayerSpec, Window
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.layers import Entries, LayerSpec, Window
 
 _PATTERN = 6
 _THETA = 10_000.0

@@ -3,7 +3,7 @@
 import dataclasses
 
 from hybridcache_jax.configs.reading import Fields
-from hybridcache_jax.layers import Entry, Plane
+from hybridcache_jax.entry import Entry, Plane
 
 SCALED_RUN = 128
 """Elements that share one scale in the ``"fp8"`` cache format."""

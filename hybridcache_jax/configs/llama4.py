@@ -17,7 +17,8 @@ from hybridcache_jax.configs.windowed import (
     head_fields,
     single_rope,
 )
-from hybridcache_jax.layers import Chunk, Entries, Entry, LayerSpec
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.layers import Chunk, Entries, LayerSpec
 
 _ROPED = 1
 

@@ -8,7 +8,8 @@ from hybridcache_jax.configs.deepseek_moe import RoutingConfig
 from hybridcache_jax.configs.reading import DecoderConfig, Fields, common_fields
 from hybridcache_jax.configs.rope import RopeConfig, read_rope
 from hybridcache_jax.configs.windowed import FULL, SLIDING, head_fields
-from hybridcache_jax.layers import Entries, Entry, LayerSpec, Plane, Window
+from hybridcache_jax.entry import Entry, Plane
+from hybridcache_jax.layers import Entries, LayerSpec, Window
 
 DENSE = "dense"
 SPARSE = "sparse"

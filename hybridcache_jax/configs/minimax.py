@@ -11,7 +11,8 @@ from typing import Any, Self
 from hybridcache_jax.configs.reading import DecoderConfig, Fields, common_fields
 from hybridcache_jax.configs.recurrent import FULL, LINEAR, lightning_layer
 from hybridcache_jax.configs.windowed import every, head_fields
-from hybridcache_jax.layers import Entries, Entry, LayerSpec
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.layers import Entries, LayerSpec
 
 _MODEL_TYPES = ("minimax", "minimax_text_01", "minimax_m1")
 

@@ -8,7 +8,8 @@ from hybridcache_jax.configs.reading import DecoderConfig, Fields, common_fields
 from hybridcache_jax.configs.recurrent import FULL, LINEAR, delta_layer
 from hybridcache_jax.configs.rope import RopeConfig, read_rope
 from hybridcache_jax.configs.windowed import every, head_fields
-from hybridcache_jax.layers import Entries, Entry, LayerSpec
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.layers import Entries, LayerSpec
 
 DENSE, SPARSE = "dense", "sparse"
 

@@ -1,6 +1,7 @@
 """What linear-attention layers keep: one state per sequence, folded over its prefix."""
 
-from hybridcache_jax.layers import Entry, LayerSpec, Plane, RecurrentState
+from hybridcache_jax.entry import Entry, Plane
+from hybridcache_jax.layers import LayerSpec, RecurrentState
 
 LINEAR = "linear_attention"
 FULL = "full_attention"

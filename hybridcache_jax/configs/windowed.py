@@ -5,7 +5,8 @@ from typing import Any
 
 from hybridcache_jax.configs.reading import DecoderConfig, Fields
 from hybridcache_jax.configs.rope import RopeConfig, read_rope
-from hybridcache_jax.layers import Entries, Entry, LayerSpec, Window
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.layers import Entries, LayerSpec, Window
 
 SLIDING = "sliding_attention"
 CHUNKED = "chunked_attention"

@@ -15,7 +15,8 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 
-from hybridcache_jax.layers import Entry, LayerSpec
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.layers import LayerSpec
 from hybridcache_jax.models.protocol import Planes, Pool
 from hybridcache_jax.models.ranking_loss import ranking_loss, with_loss
 

@@ -29,9 +29,10 @@ import numpy as np
 
 from hybridcache_jax.append import StepInputs
 from hybridcache_jax.capacity import CapacityPlan, plan_capacity
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import Form
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.layers import Entry, LayerSpec
+from hybridcache_jax.layers import LayerSpec
 from hybridcache_jax.spec import CacheSpec, Part
 from hybridcache_jax.state import HybridCache, init
 from hybridcache_jax.testing.audit import row_state

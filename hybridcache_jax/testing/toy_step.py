@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.layers import (
     Chunk,
     Entries,
-    Entry,
     IndexKeys,
     LayerSpec,
-    Plane,
     RecurrentState,
     TopK,
     Window,

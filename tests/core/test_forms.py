@@ -5,8 +5,9 @@ import numpy as np
 import oracle
 import pytest
 
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import RULES, Form, Geometry, Remedy, required
-from hybridcache_jax.layers import Chunk, Entries, Entry, IndexKeys, LayerSpec, Window
+from hybridcache_jax.layers import Chunk, Entries, IndexKeys, LayerSpec, Window
 
 ROW = Entry.kv(1, 2)
 

@@ -13,8 +13,9 @@ import pytest
 
 import hybridcache_jax as hc
 from hybridcache_jax.codes import Reason, Status, Verdict
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.identity import FORMAT_VERSION, Identity
-from hybridcache_jax.layers import Entries, Entry, LayerSpec, Window
+from hybridcache_jax.layers import Entries, LayerSpec, Window
 
 P = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8)
 ROW = Entry.kv(1, 1)

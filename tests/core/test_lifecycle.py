@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hybridcache_jax import lifecycle
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import Form
-from hybridcache_jax.layers import Entries, Entry, LayerSpec
+from hybridcache_jax.layers import Entries, LayerSpec
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import StateTable, init
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridcache_jax.layers import Entry, Plane, element_bits, named_dtype
+from hybridcache_jax.entry import Entry, Plane, element_bits, named_dtype
 from hybridcache_jax.planes import (
     dequantise,
     from_storage,

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from hybridcache_jax.codes import Reason, Stage, Verdict
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import RULES, Form, Geometry, required
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import (
     Chunk,
     Entries,
-    Entry,
     IndexKeys,
     LayerSpec,
     RecurrentState,

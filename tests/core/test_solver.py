@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import Form
 from hybridcache_jax.layers import (
     Chunk,
     Entries,
-    Entry,
     IndexKeys,
     LayerSpec,
     RecurrentState,

@@ -16,14 +16,13 @@ from hybridcache_jax.capacity import (
     parse_bytes,
     plan_capacity,
 )
+from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.forms import Form
 from hybridcache_jax.layers import (
     Chunk,
     Entries,
-    Entry,
     IndexKeys,
     LayerSpec,
-    Plane,
     RecurrentState,
     TopK,
     Window,

@@ -8,8 +8,9 @@ import hybridcache_jax as hc
 from hybridcache_jax.configs.kimi_linear import KimiLinearConfig
 from hybridcache_jax.configs.minimax import MinimaxConfig
 from hybridcache_jax.configs.qwen3_next import Qwen3NextConfig
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.errors import CheckpointError
-from hybridcache_jax.layers import Entries, Entry, LayerSpec, RecurrentState
+from hybridcache_jax.layers import Entries, LayerSpec, RecurrentState
 
 MIB = 2**20
 QWEN3_NEXT_80B = {

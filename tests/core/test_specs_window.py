@@ -30,8 +30,9 @@ import hybridcache_jax as hc
 from hybridcache_jax.configs.gemma2 import Gemma2Config
 from hybridcache_jax.configs.llama4 import Llama4Config
 from hybridcache_jax.configs.registry import load_config
+from hybridcache_jax.entry import Entry
 from hybridcache_jax.errors import CheckpointError
-from hybridcache_jax.layers import Chunk, Entries, Entry, LayerSpec, Window
+from hybridcache_jax.layers import Chunk, Entries, LayerSpec, Window
 from hybridcache_jax.replay import replay_start
 
 MIB = 2**20

@@ -10,16 +10,9 @@ import oracle
 import pytest
 
 from hybridcache_jax.codes import Reason, Stage, Status, Verdict
+from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.forms import Form
-from hybridcache_jax.layers import (
-    Entries,
-    Entry,
-    IndexKeys,
-    LayerSpec,
-    Plane,
-    RecurrentState,
-    Window,
-)
+from hybridcache_jax.layers import Entries, IndexKeys, LayerSpec, RecurrentState, Window
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import StateTable
 from hybridcache_jax.validate import (

@@ -28,8 +28,8 @@ from hybridcache_jax import (
     Window,
 )
 from hybridcache_jax.append import write
+from hybridcache_jax.entry import element_bits, named_dtype
 from hybridcache_jax.gather import at_positions, whole_blocks
-from hybridcache_jax.layers import element_bits, named_dtype
 from hybridcache_jax.planes import (
     dequantise,
     from_storage,

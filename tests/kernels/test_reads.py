@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax.layers import Chunk, Entry, Window
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.layers import Chunk, Window
 from pallas_kernels.contracts import ReadContract
 from pallas_kernels.merge import Partial, combine, empty, merge
 from pallas_kernels.paged_decode.reference import TILE_ENTRIES, paged_attention
