@@ -5,7 +5,7 @@ overlap also those of the block before.  It is made in the step that runs the bl
 last token, before that token attends, and is readable from that token on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,9 @@ import jax.numpy as jnp
 from hybridcache_jax.append import Step, write
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.gather import at_positions
-from hybridcache_jax.planes import dequantise
+from hybridcache_jax.planes import Memory, Planes, dequantise
+from hybridcache_jax.pooling import Pooling
 from hybridcache_jax.spec import Part
-
-Planes = Mapping[str, jax.Array]
-Memory = tuple[dict[str, jax.Array], ...]
-
-Pool = Callable[[Planes, jax.Array, jax.Array], Planes]
-"""``pool(raw, valid, first)``: raw rows to entries, see :func:`compress`."""
 
 RAW_OF = {Part.ENTRIES: Part.ENTRIES_RAW, Part.INDEX: Part.INDEX_RAW}
 
@@ -31,7 +26,7 @@ def compress(
     step: Step,
     layer: int,
     part: Part,
-    pool: Pool,
+    pool: Pooling,
     raw: Planes,
     index: Callable[[Planes], Planes] | None = None,
 ) -> Memory:
@@ -43,11 +38,7 @@ def compress(
       step: as ``append.begin`` settled it.
       layer: model layer; it owns the part.
       part: ``Part.ENTRIES`` or ``Part.INDEX``.
-      pool: gets ``raw``, plane to ``[B, K, S, heads, dim]`` float32 with
-        ``S = (1 + overlap) * ratio`` rows of each of ``K`` blocks, oldest first;
-        ``valid [B, K, S]`` bool, false for rows before the sequence's start, which
-        are zeros; and ``first [B, K]`` int32, position of the block's first token.
-        Gives plane to ``[B, K, heads, dim]``.
+      pool: makes entries of raw rows, see :data:`pooling.Pooling`.
       raw: plane to ``[B, T, heads, dim]``.
       index: for index keys projected from the entry: entries to keys.
 

@@ -3,10 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from hybridcache_jax.planes import from_storage
+from hybridcache_jax.planes import Planes, from_storage
 from hybridcache_jax.spec import PoolSpec
-
-Planes = dict[str, jax.Array]
 
 
 def whole_blocks(pool: PoolSpec, memory: Planes, layer: int, ids: jax.Array) -> Planes:

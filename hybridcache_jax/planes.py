@@ -15,6 +15,12 @@ import numpy as np
 
 from hybridcache_jax.entry import Entry, Plane, element_bits, named_dtype
 
+Planes = Mapping[str, jax.Array]
+"""The arrays of entries, by the name of their plane."""
+
+Memory = tuple[dict[str, jax.Array], ...]
+"""The memory of every pool of a cache, plane to ``[L, P, S, width]``."""
+
 
 def storage_dtype(name: str, backend: str) -> np.dtype:
     """The dtype in which a backend holds a plane; values are bit-cast at the edge.

@@ -2,15 +2,30 @@
 
 Compressed attention and pooled index keys store one entry for several tokens
 (DeepSeek-AI, "DeepSeek-V4", 2026; Qwen Team, "Qwen4-Exp", 2026).  A model's ``pool``
-(see ``models.protocol.Pool``) calls one of these, then norms and rotates the result.
+(see :data:`Pooling`) calls one of these, then norms and rotates the result.
 
 Shapes: ``B`` sequences, ``K`` blocks, ``S`` raw rows of each, oldest first, ``H`` heads
 and ``D`` elements of an entry.  A row that is not valid takes no part, whatever its
 numbers; a block without any valid row pools to zeros.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+
+from hybridcache_jax.planes import Planes
+
+Pooling = Callable[[Planes, jax.Array, jax.Array], Planes]
+"""Makes entries of raw rows: ``pool(raw, valid, first)``.
+
+``raw`` maps plane to ``[B, K, S, heads, dim]`` float32, the
+``S = (1 + overlap) * ratio`` raw rows of each of ``K`` blocks, oldest first; with
+overlap the first ``ratio`` rows are those of the block before.  ``valid`` is
+``[B, K, S]`` bool: rows before the start of the sequence are zeros and do not count.
+``first`` is ``[B, K]`` int32, position of the block's first token.  The result maps
+plane to ``[B, K, heads, dim]``.
+"""
 
 
 def gated_softmax(

@@ -8,10 +8,8 @@ import jax.numpy as jnp
 from hybridcache_jax.append import Step, write
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.gather import at_positions
-from hybridcache_jax.planes import dequantise
+from hybridcache_jax.planes import Memory, dequantise
 from hybridcache_jax.spec import Part
-
-Memory = tuple[dict[str, jax.Array], ...]
 
 
 def read_state(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
-from hybridcache_jax.planes import storage_dtype, storage_width
+from hybridcache_jax.planes import Memory, storage_dtype, storage_width
 
 
 @jax.tree_util.register_dataclass
@@ -64,7 +64,7 @@ class HybridCache:
     """Memory, facts and sequences of one model's cache."""
 
     plan: CapacityPlan = dataclasses.field(metadata={"static": True})
-    pools: tuple[dict[str, jax.Array], ...]  # G times plane -> [L, P, S, width]
+    pools: Memory  # G times plane -> [L, P, S, width]
     tables: tuple[StateTable, ...]  # G times
     rows: RowTable
     clock: jax.Array  # [] int32, logical time, one tick per transition

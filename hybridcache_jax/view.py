@@ -17,7 +17,8 @@ from hybridcache_jax import compress as compresslib
 from hybridcache_jax import recurrent
 from hybridcache_jax.append import Step, StepInputs
 from hybridcache_jax.attend import attend
-from hybridcache_jax.compress import Planes, Pool
+from hybridcache_jax.planes import Planes
+from hybridcache_jax.pooling import Pooling
 from hybridcache_jax.select import select
 from hybridcache_jax.spec import Part
 from hybridcache_jax.state import HybridCache
@@ -102,7 +103,7 @@ class StepView:
     def compress(
         self,
         layer: int,
-        pool: Pool,
+        pool: Pooling,
         *,
         to: str = "entries",
         index: Callable[[Planes], Planes] | None = None,

@@ -21,7 +21,8 @@ from hybridcache_jax.configs.deepseek_v4 import DeepseekV4Config
 from hybridcache_jax.configs.rope import RopeConfig
 from hybridcache_jax.models import rope
 from hybridcache_jax.models.modules import Linear, RMSNorm
-from hybridcache_jax.models.protocol import CacheView, Planes
+from hybridcache_jax.models.protocol import CacheView
+from hybridcache_jax.planes import Planes
 
 Rotation = tuple[jax.Array, jax.Array]
 
@@ -92,7 +93,7 @@ class Compressor(nnx.Module):
         return self.kv_proj(x)[:, :, None], self.gate_proj(x)[:, :, None]
 
     def pool(self, raw: Planes, valid: jax.Array, first: jax.Array) -> jax.Array:
-        """Entries ``[B, K, 1, dim]`` of complete blocks; see ``protocol.Pool``."""
+        """Entries ``[B, K, 1, dim]`` of complete blocks; see ``pooling.Pooling``."""
         pooled = (
             pooling.overlapped_gated_softmax if self.overlap else pooling.gated_softmax
         )(raw["value"], raw["gate"], valid, self.position_bias[...])

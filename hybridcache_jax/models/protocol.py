@@ -1,22 +1,12 @@
 """What a model asks of the cache: one object that appends and attends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol, Self
 
 import jax
 
-Planes = Mapping[str, jax.Array]
-
-Pool = Callable[[Planes, jax.Array, jax.Array], Planes]
-"""Makes entries of raw rows: ``pool(raw, valid, first)``.
-
-``raw`` maps plane to ``[B, K, S, heads, dim]`` float32, the
-``S = (1 + overlap) * ratio`` raw rows of each of ``K`` blocks, oldest first; with
-overlap the first ``ratio`` rows are those of the block before.  ``valid`` is
-``[B, K, S]`` bool: rows before the start of the sequence are zeros and do not count.
-``first`` is ``[B, K]`` int32, position of the block's first token.  The result maps
-plane to ``[B, K, heads, dim]``.
-"""
+from hybridcache_jax.planes import Planes
+from hybridcache_jax.pooling import Pooling
 
 
 class CacheView(Protocol):
@@ -60,7 +50,7 @@ class CacheView(Protocol):
     def compress(
         self,
         layer: int,
-        pool: Pool,
+        pool: Pooling,
         *,
         to: str = "entries",
         index: Callable[[Planes], Planes] | None = None,
@@ -70,7 +60,7 @@ class CacheView(Protocol):
 
         Args:
           layer: it must own entries (or index keys) of ratio > 1 with raw rows.
-          pool: makes entries of raw rows.
+          pool: makes entries of raw rows, see ``pooling.Pooling``.
           to: ``"entries"`` or ``"index"``.
           index: for index keys that are projected from the entry: new entries to
             their keys.

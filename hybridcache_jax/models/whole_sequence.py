@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.layers import LayerSpec
-from hybridcache_jax.models.protocol import Planes, Pool
 from hybridcache_jax.models.ranking_loss import ranking_loss, with_loss
+from hybridcache_jax.planes import Planes
+from hybridcache_jax.pooling import Pooling
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +64,7 @@ class WholeSequenceView:
         return self._keep(layer, part, planes)
 
     def compress(
-        self, layer: int, pool: Pool, *, to: str = "entries", index=None, **raw
+        self, layer: int, pool: Pooling, *, to: str = "entries", index=None, **raw
     ) -> Self:
         """Pools every complete block; see ``protocol.CacheView.compress``."""
         spec = self.layers[layer]

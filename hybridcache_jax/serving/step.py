@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from typing import Any, Protocol
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +11,10 @@ from flax import nnx
 from hybridcache_jax._compat import compiled_variants
 from hybridcache_jax.append import StepInputs
 from hybridcache_jax.codes import Status
+from hybridcache_jax.models.protocol import Decoder
 from hybridcache_jax.serving.sampling import SamplingInputs, sample
 from hybridcache_jax.state import HybridCache
-from hybridcache_jax.view import begin_step, end_step
-
-
-class LanguageModel(Protocol):
-    """A Flax NNX module that decodes over a view of the cache."""
-
-    def __call__(self, tokens: jax.Array, view: Any) -> tuple[jax.Array, Any]:
-        """Ids ``[B, T]`` to hidden states ``[B, T, hidden]``, and the view after."""
-        ...
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """Hidden states ``[..., hidden]`` to logits ``[..., V]`` float32."""
-        ...
+from hybridcache_jax.view import StepView, begin_step, end_step
 
 
 @jax.tree_util.register_dataclass
@@ -47,32 +36,32 @@ class StepOutput:
 class CompiledStep:
     """One jitted function for prefill chunks and decode steps alike."""
 
-    def __init__(self, model: LanguageModel, vocab_size: int):
+    def __init__(self, model: Decoder, vocab_size: int):
         """Splits the model; its state is an argument of the compiled function."""
         self._graph, self._state = nnx.split(model)
         graph = self._graph
 
         def run(state, cache, inputs, sampling):
-            view = begin_step(cache, inputs, vocab_size)
-            ran = view.status == Status.OK
+            start = begin_step(cache, inputs, vocab_size)
+            ran = start.status == Status.OK
             # Ids are checked by begin_step; foreign ones must not reach a lookup.
             tokens = jnp.clip(inputs.tokens, 0, vocab_size - 1)
             model = nnx.merge(graph, state)
-            hidden, view = model(tokens, view)
-            last = jnp.maximum(view.step.count - 1, 0)
+            hidden, after = model(tokens, start)
+            last = jnp.maximum(start.step.count - 1, 0)
             hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
             logits = model.logits(hidden)
-            chosen = sample(logits, sampling, view.step.end)
+            chosen = sample(logits, sampling, start.step.end)
             output = StepOutput(
-                status=view.status,
+                status=start.status,
                 tokens=jnp.where(ran, chosen, -1),
                 logits=jnp.where(ran[:, None], logits, jnp.nan),
             )
-            return end_step(view), output
+            return end_step(cast(StepView, after)), output
 
         self._run = jax.jit(run, donate_argnums=1)
 
-    def with_model(self, model: LanguageModel) -> "CompiledStep":
+    def with_model(self, model: Decoder) -> "CompiledStep":
         """The same compiled function with the weights of another model.
 
         Args:
