@@ -22,11 +22,17 @@ from hybridcache_jax.models.parameters import from_params
 
 def run_dense(config, weights, tokens):
     """Logits of all tokens in one step, without a cache."""
-    model = from_params(DeepseekV32, config, weights)
-    view: Any = DenseLatentView.of(config.layers("float32"), *tokens.shape)
+    graph, state = nnx.split(from_params(DeepseekV32, config, weights))
+
+    @jax.jit
+    def run(state, tokens):
+        model = nnx.merge(graph, state)
+        view: Any = DenseLatentView.of(config.layers("float32"), *tokens.shape)
+        hidden, _ = model(tokens, view)
+        return model.logits(hidden)
+
     with jax.default_matmul_precision("highest"):
-        hidden, _ = model(jnp.asarray(tokens), view)
-        return np.asarray(model.logits(hidden))
+        return np.asarray(run(state, jnp.asarray(tokens)))
 
 
 def changed(name, part, **changes):

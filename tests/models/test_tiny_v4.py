@@ -7,11 +7,11 @@ from importlib.resources import files
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from whole_logits import whole_sequence_logits
 
 import hybridcache_jax as hc
 from hybridcache_jax.errors import CheckpointError
 from hybridcache_jax.models.tiny_v4 import FOLDER, load_tiny_v4, write_digest
-from hybridcache_jax.models.whole_sequence import WholeSequenceView
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
 from hybridcache_jax.serving.request import Request
@@ -45,9 +45,8 @@ def engine():
 
 
 def test_it_predicts_text_far_better_than_chance():
-    view = WholeSequenceView.start(model().layers, 1, len(tokens()))
-    hidden, _ = model().model(jnp.asarray(tokens())[None], view)
-    logits = np.asarray(model().model.logits(hidden))[0, :-1].astype(np.float64)
+    logits = whole_sequence_logits(model(), tokens()[None])
+    logits = logits[0, :-1].astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     chosen = logits[np.arange(len(logits)), tokens()[1:]]
     nats = np.log(np.exp(logits).sum(axis=-1)) - chosen

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from whole_logits import whole_sequence_logits
 
 import hybridcache_jax as hc
 from hybridcache_jax.models.load import load_model
@@ -28,10 +29,7 @@ def test_reference_logits(name):
     """The other references are run by the slow suite of the parity tests."""
     loaded = load_model(GOLDENS / name)
     expected = load_file(GOLDENS / name / "expected.safetensors")
-    tokens = jnp.asarray(expected["tokens"])
-    view = WholeSequenceView.start(loaded.layers, *tokens.shape)
-    hidden, _ = loaded.model(tokens, view)
-    logits = np.asarray(loaded.model.logits(hidden))
+    logits = whole_sequence_logits(loaded, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
@@ -157,20 +155,23 @@ def test_what_comes_later_changes_nothing(local_units, open_tail):
         for name in ("local", "entries", "raw", "q")
     }
 
-    def out(length):
-        cut = {name: value[:, :length] for name, value in draws.items()}
-        view = WholeSequenceView.start((layer,), 1, length)
-        view = view.append(0, to="local", k=cut["local"])
-        view = view.append(0, to="entries", k=cut["entries"])
+    @jax.jit
+    def out(draws):
+        view = WholeSequenceView.start((layer,), 1, 11)
+        view = view.append(0, to="local", k=draws["local"])
+        view = view.append(0, to="entries", k=draws["entries"])
         mean = lambda raw, valid, first: {"k": jnp.mean(raw["k"], axis=2)}  # noqa: E731
-        view = view.compress(0, mean, to="index", k=cut["raw"])
-        view = view.select(0, cut["q"], jnp.ones((1, length, 1)))
-        return np.asarray(view.attend(0, cut["q"], scale=1.0))
+        view = view.compress(0, mean, to="index", k=draws["raw"])
+        view = view.select(0, draws["q"], jnp.ones((1, 11, 1)))
+        return view.attend(0, draws["q"], scale=1.0)
 
-    whole = out(11)
+    whole = out(draws)
     assert np.isfinite(whole).all()
     for length in range(1, 11):
-        np.testing.assert_allclose(out(length), whole[:, :length], rtol=1e-5, atol=1e-7)
+        later = jnp.arange(11)[:, None, None] >= length
+        other = {name: jnp.where(later, 9.0, draw) for name, draw in draws.items()}
+        seen = np.asarray(out(other))[:, :length]
+        np.testing.assert_allclose(seen, whole[:, :length], rtol=1e-5, atol=1e-7)
 
 
 def test_a_layer_with_two_parts_says_which_is_meant():
