@@ -1,5 +1,7 @@
 """Strict settings for every test: exact float32 products, no silent promotion."""
 
+import os
+
 import jax
 import pytest
 from hypothesis import settings
@@ -10,8 +12,15 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("ci")
 
 
+# Most of the quick suite's time is XLA's.  The slow suite, and whoever sets flags of
+# their own (an empty string will do), compile as users do.
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+
+
 def pytest_configure(config):
     """Compiled code is shared by the workers of a run and by later runs."""
+    if config.option.markexpr == "not slow":
+        os.environ.setdefault("XLA_FLAGS", QUICK_TO_COMPILE)
     folder = config.rootpath / ".pytest_cache" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

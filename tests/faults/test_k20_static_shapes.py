@@ -22,6 +22,7 @@ DIGITS = st.integers(1, 9)
 INT32 = np.iinfo(np.int32)
 
 
+@pytest.mark.slow
 def test_the_compiled_step_equals_the_plain_function():
     """Run without jit, operation by operation, the step gives the same state."""
     model = toy.only_window()

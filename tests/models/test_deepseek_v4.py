@@ -211,6 +211,7 @@ def assert_results(name, row, start, logits, chosen):
         np.testing.assert_array_equal(np.sort(units), np.sort(want))
 
 
+@pytest.mark.slow
 def test_one_shot():
     """Both sequences in one step."""
     run, tokens = runner(TINY), golden(TINY)["tokens"]
@@ -264,7 +265,9 @@ def test_every_way_of_running_gives_the_reference_logits(name, sizes, width):
     assert_state(runner(name), cache, row, "cache", 0)
 
 
-@pytest.mark.parametrize(("name", "width"), [(TINY, 24), (REAL, 400)])
+@pytest.mark.parametrize(
+    ("name", "width"), [(TINY, 24), pytest.param(REAL, 400, marks=pytest.mark.slow)]
+)
 def test_cache_tensors_equal_the_reference(name, width):
     run = runner(name)
     for length in PREFIXES[name]:

@@ -87,12 +87,8 @@ def decode(engine, want, plan):
     engine.cache = engine.prefixes.release(cache, lease)
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "number", [1, *(pytest.param(number, marks=SLOW) for number in (0, 2, 3))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
 def test_cold_and_resumed_give_the_reference(engine, expected, number):
     want = golden(expected, number)
     cold = engine.prefixes.cold_plan(want["tokens"], engine.identity)

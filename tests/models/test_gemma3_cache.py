@@ -79,6 +79,7 @@ def split(total, *sizes):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "width"),
     [((72,), 72), ((1,), 1), ((5, 3, 7, 1, 24), 24)],
@@ -152,6 +153,7 @@ def test_resumed_at_every_legal_point(step, expected):
         assert violations(cache) == []
 
 
+@pytest.mark.slow
 def test_rows_of_unequal_length_in_one_batch(step, expected):
     tokens, logits = expected["tokens"], expected["logits"]
     prefixes = hc.PrefixCache(PLAN)
@@ -176,7 +178,7 @@ def test_rows_of_unequal_length_in_one_batch(step, expected):
             at[row] = end
 
 
-@pytest.mark.parametrize("change", [-1, 1])
+@pytest.mark.parametrize("change", [-1, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_window_off_by_one_is_seen(expected, change):
     """The window is the cache's business: a wrong spec must move the logits."""
     config = tiny_model().config

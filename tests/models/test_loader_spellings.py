@@ -93,7 +93,13 @@ def test_the_names_of_transformers(name):
     assert len(loaded.layers) == loaded.config.num_layers
 
 
-@pytest.mark.parametrize("shards", [False, True], ids=["one file", "three shards"])
+@pytest.mark.parametrize(
+    "shards",
+    [
+        pytest.param(False, marks=pytest.mark.slow, id="one file"),
+        pytest.param(True, id="three shards"),
+    ],
+)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_spelling_of_the_publisher(tmp_path, name, shards):
     published = GOLDENS / name / "hub_config.json"

@@ -29,7 +29,7 @@ def test_reference_logits(name):
     """The other references are run by the slow suite of the parity tests."""
     loaded = load_model(GOLDENS / name)
     expected = load_file(GOLDENS / name / "expected.safetensors")
-    logits = whole_sequence_logits(loaded, expected["tokens"])
+    logits = whole_sequence_logits(loaded.model, loaded.layers, expected["tokens"])
     np.testing.assert_allclose(logits, expected["logits"], atol=1e-4)
 
 
@@ -52,11 +52,12 @@ def run(query, weights, layer=PER_TOKEN, length=6):
 def test_the_ranking_learns_and_has_no_say_in_the_values():
     query, weights = jnp.ones((1, 6, 2, 2)), jnp.ones((1, 6, 2))
     # Whatever is made of the output, here nothing, the ranking has its own loss.
-    gradient = jax.grad(lambda q: 0 * jnp.sum(run(q, weights)))(query)
+    out = jax.jit(run)
+    gradient = jax.jit(jax.grad(lambda q: 0 * jnp.sum(run(q, weights))))(query)
     assert np.isfinite(gradient).all()
     assert np.abs(gradient).max() > 1e-3
     # Twice the scores select the same entries, and the values are the same.
-    np.testing.assert_array_equal(run(query, weights), run(query, 2 * weights))
+    np.testing.assert_array_equal(out(query, weights), out(query, 2 * weights))
 
 
 def test_a_trained_ranking_selects_what_attention_looks_at():
@@ -69,6 +70,7 @@ def test_a_trained_ranking_selects_what_attention_looks_at():
     keys = 4 * jnp.eye(8)[None, :, None]
     looked_at = jnp.broadcast_to(jnp.eye(8)[2], (1, 8, 1, 8))
 
+    @jax.jit
     def selected(ranking):
         view = WholeSequenceView.start((layer,), 1, 8)
         view = view.append(0, to="entries", k=keys, v=keys).append(

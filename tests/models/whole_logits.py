@@ -7,14 +7,14 @@ from flax import nnx
 from hybridcache_jax.models.whole_sequence import WholeSequenceView
 
 
-def whole_sequence_logits(loaded, tokens):
-    """``[B, T]`` ids to ``[B, T, V]`` logits of a loaded model."""
-    graph, state = nnx.split(loaded.model)
+def whole_sequence_logits(model, layers, tokens):
+    """``[B, T]`` ids to ``[B, T, V]`` logits of a model with these layers."""
+    graph, state = nnx.split(model)
 
     @jax.jit
     def run(state, tokens):
         model = nnx.merge(graph, state)
-        view = WholeSequenceView.start(loaded.layers, *tokens.shape)
+        view = WholeSequenceView.start(layers, *tokens.shape)
         hidden, _ = model(tokens, view)
         return model.logits(hidden)
 
