@@ -10,6 +10,7 @@ are ``P``, one past the end: gathers fill, scatters drop, nothing wraps.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,8 @@ class HybridCache:
     stamp: jax.Array  # [] int32, which change by a PrefixCache this value comes from
 
 
+# One program that fills all arrays, not one for each of their shapes.
+@functools.partial(jax.jit, static_argnums=0)
 def init(plan: CapacityPlan) -> HybridCache:
     """An empty cache.
 

@@ -4,13 +4,12 @@ A first-token check proves nothing about a resumed sequence, so audits compare
 *state*: every entry that a row holds, position by position.
 """
 
-import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.entry import Plane, element_bits, named_dtype
 from hybridcache_jax.forms import Form, required
-from hybridcache_jax.planes import from_storage
 from hybridcache_jax.rows import block_numbers
 from hybridcache_jax.state import HybridCache, StateTable
 
@@ -45,10 +44,17 @@ def row_state(cache: HybridCache, row: int) -> RowState:
         for plane in pool.entry.planes:
             memory = np.array(cache.pools[index][plane.name])
             stored = memory[:, blocks, positions % size // step]
-            state[pool.name][plane.name] = np.array(
-                from_storage(plane, jnp.asarray(stored))
-            )
+            state[pool.name][plane.name] = _logical(plane, stored)
     return state
+
+
+def _logical(plane: Plane, stored: np.ndarray) -> np.ndarray:
+    """``[..., storage_width]`` to ``[..., heads, dim]``; NumPy's own reading."""
+    if element_bits(plane.dtype) < 8:
+        codes = np.stack([stored & 15, stored >> 4], axis=-1)
+        stored = codes.reshape(*stored.shape[:-1], plane.width)
+    value = np.ascontiguousarray(stored).view(named_dtype(plane.dtype))
+    return value.reshape(*value.shape[:-1], plane.heads, plane.dim)
 
 
 def state_difference(a: RowState, b: RowState) -> float:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hybridcache_jax import Form, Verdict
 from hybridcache_jax.testing import toy as library
 
-EXACT, WRONG = 1e-5, 1e-4
+EXACT, WRONG = toy.FLOAT32_GAP, 1e-4
 LENGTH = 32
 
 
