@@ -1,5 +1,6 @@
 """Parameters of a Flax module by name: their shapes, a module made of given ones."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ def parameter_structs(
     A model may keep some parameters in a dtype of their own, whatever
     ``param_dtype``.
     """
-    state = nnx.split(_abstract(make, config, param_dtype))[1]
+    _, state = _abstract(make, config, param_dtype)
     return {
         _name(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         for path, leaf in nnx.to_flat_state(state)
@@ -54,7 +55,7 @@ def from_params(
     Raises:
       CheckpointError: if a parameter is missing, unknown or of another shape.
     """
-    graph, state = nnx.split(_abstract(make, config, param_dtype))
+    graph, state = _abstract(make, config, param_dtype)
     check_tensors(
         _shapes(state),
         {name: tuple(array.shape) for name, array in params.items()},
@@ -67,10 +68,14 @@ def from_params(
     return nnx.merge(graph, nnx.map_state(fill, state))
 
 
-def _abstract(make: Callable[..., Model], config, param_dtype) -> Model:
-    """The model with shapes in place of arrays."""
-    return nnx.eval_shape(
-        lambda: make(config, rngs=nnx.Rngs(0), param_dtype=param_dtype)
+# Loading asks for it several times, and tracing a large model takes seconds.
+@functools.lru_cache(maxsize=2)
+def _abstract(
+    make: Callable[..., Model], config, param_dtype
+) -> tuple[nnx.GraphDef[Model], nnx.State]:
+    """The model's structure, and its state with shapes in place of arrays."""
+    return nnx.split(
+        nnx.eval_shape(lambda: make(config, rngs=nnx.Rngs(0), param_dtype=param_dtype))
     )
 
 
