@@ -25,7 +25,7 @@ REPLAYED = {
     # Model: tokens that a replay of everything it can rebuild runs, at a grid point.
     "deepseek_v4_tiny": 28,  # four windows of 8
     "gemma3_text": 35,  # five windows of 8
-    "gemma4_text": 28,  # four windows of 8, two of them shared
+    "gemma4_text": 21,  # three windows of 8; what a fourth reads is another layer's
     "gpt_oss": 14,  # two windows of 8
     "llama4_text": 4,  # to the start of the chunk
     "mimo_v2_flash": 24,  # three windows of 9
@@ -168,7 +168,7 @@ def test_models_of_history_alone_have_nothing_to_replay(name):
 
 
 @pytest.mark.parametrize("name", marked(RECURRENT))
-def test_a_lost_checkpoint_is_replayed_from_the_one_before(name):
+def test_without_its_checkpoint_a_point_is_reached_from_the_one_before(name):
     run = run_of(name)
     point, tokens = run.resume_points[-1], run.reference.tokens[0]
     prefixes = hc.PrefixCache(run.plan)
@@ -182,13 +182,19 @@ def test_a_lost_checkpoint_is_replayed_from_the_one_before(name):
     tables[index] = dataclasses.replace(table, epoch=table.epoch.at[last].add(1))
     changed = dataclasses.replace(cache, tables=tuple(tables))
     plan = prefixes.match(changed, tokens[: point + 1], run.identity)
-    assert plan.verdict == hc.Verdict.NEEDS_PARTIAL_RECOMPUTE
-    assert (plan.start, plan.length) == (point - run.grid, point)
-    late = dataclasses.replace(plan, start=plan.start + 1)
+    # Replaying up to the point would run the same tokens and save none.
+    before = point - run.grid
+    assert (plan.verdict, plan.length) == (hc.Verdict.RESUMABLE, before)
     with pytest.raises(hc.LeaseError):
-        prefixes.acquire(changed, late)
-    cache, state, start = replayed(run, changed, prefixes, point, later=0)
-    assert start == point - run.grid
+        prefixes.acquire(changed, dataclasses.replace(plan, start=before + 1))
+    with pytest.raises(hc.LeaseError):
+        prefixes.acquire(changed, dataclasses.replace(plan, length=point, start=point))
+    cache, lease = prefixes.acquire(changed, plan)
+    idle = dataclasses.replace(lease, row=run.plan.max_sequences)
+    others = len(run.reference.tokens) - 1
+    spans = [(before, point)] + [(0, 0)] * others
+    cache, _ = run.step(cache, [lease] + [idle] * others, spans)
+    state = row_state(cache, lease.row)
     cold, leases = run.cold(hc.init(run.plan), hc.PrefixCache(run.plan))
     for at in range(0, point, run.grid):
         cold, _ = run.step(cold, leases, [(at, at + run.grid)] * len(leases))
