@@ -2,10 +2,13 @@
 
 Every function takes a table and returns a new one; an interrupted transition
 leaves the old value whole.  Vectors of ids may be padded with any id outside
-``[0, P)``; masked or padded places change nothing.
+``[0, P)``; masked or padded places change nothing.  What leaves the cache again is
+in :mod:`hybridcache_jax.eviction`.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +18,23 @@ from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import Form
 from hybridcache_jax.state import StateTable
+
+LEGAL: Mapping[Stage, frozenset[Stage]] = MappingProxyType(
+    {
+        Stage.FREE: frozenset({Stage.WRITING, Stage.LOADING}),
+        # A block that nobody stores goes with its last row.
+        Stage.WRITING: frozenset({Stage.SEALED, Stage.FREE}),
+        Stage.SEALED: frozenset(
+            {Stage.OFFLOADING, Stage.EVICTING, Stage.QUARANTINED, Stage.FREE}
+        ),
+        Stage.OFFLOADING: frozenset({Stage.ON_DISK, Stage.SEALED}),
+        Stage.ON_DISK: frozenset({Stage.LOADING, Stage.EVICTING}),
+        Stage.LOADING: frozenset({Stage.SEALED, Stage.QUARANTINED}),
+        Stage.EVICTING: frozenset({Stage.FREE, Stage.SEALED}),
+        Stage.QUARANTINED: frozenset({Stage.FREE}),
+    }
+)
+"""Where a block may go from each stage in one transition."""
 
 
 def allocate(
@@ -86,7 +106,7 @@ def unpin(table: StateTable, ids: jax.Array, clock: jax.Array) -> StateTable:
         get(table.stage, ids, Stage.SEALED) == Stage.SEALED
     )
     gone = (get(table.pins, ids, 1) == 0) & ~stored
-    return _free(table, _first_mentions(_masked(table, ids, gone)))
+    return free(table, _first_mentions(_masked(table, ids, gone)))
 
 
 def keep(table: StateTable, ids: jax.Array) -> StateTable:
@@ -97,25 +117,33 @@ def keep(table: StateTable, ids: jax.Array) -> StateTable:
     )
 
 
-def evictable(table: StateTable) -> jax.Array:
-    """``[P]`` bool: sealed, held by a stored prefix, and pinned by nobody."""
-    return (table.stage == Stage.SEALED) & table.kept & (table.pins == 0)
-
-
-def evict(table: StateTable, count: jax.Array) -> StateTable:
-    """Frees up to ``count`` evictable blocks: ``SEALED -> FREE``.
-
-    The longest unused go first; among equals those at the highest position, so
-    that a chain loses its end before its beginning.
+def free(table: StateTable, ids: jax.Array) -> StateTable:
+    """``-> FREE``: clears label and keep mark, bumps the epoch, pushes the id.
 
     Args:
       table: facts of the pool.
-      count: ``[]`` int32.
+      ids: ``[K]`` int32, none of them free, none mentioned twice.
     """
-    candidates = evictable(table)
-    order = jnp.lexsort((-table.first, table.used, ~candidates))
-    chosen = candidates[order] & (jnp.arange(order.shape[0]) < count)
-    return _free(table, jnp.where(chosen, order, table.stage.shape[0]))
+    size = table.stage.shape[0]
+    valid = ids < size
+    rank = jnp.cumsum(valid) - valid
+    place = jnp.where(valid, table.num_free + rank, size)
+    return dataclasses.replace(
+        table,
+        stage=put(table.stage, ids, Stage.FREE),
+        form=put(table.form, ids, Form.NONE),
+        epoch=add(table.epoch, ids, 1),
+        pins=put(table.pins, ids, 0),
+        kept=put(table.kept, ids, False),
+        first=put(table.first, ids, -1),
+        free=put(table.free, place, ids),
+        num_free=table.num_free + jnp.sum(valid, dtype=jnp.int32),
+    )
+
+
+def evictable(table: StateTable) -> jax.Array:
+    """``[P]`` bool: sealed, held by a stored prefix, and pinned by nobody."""
+    return (table.stage == Stage.SEALED) & table.kept & (table.pins == 0)
 
 
 def account(table: StateTable) -> dict[str, jax.Array]:
@@ -136,25 +164,6 @@ def account(table: StateTable) -> dict[str, jax.Array]:
         "total": jnp.ones_like(sealed),
     }
     return {name: jnp.sum(part, dtype=jnp.int32) for name, part in counts.items()}
-
-
-def _free(table: StateTable, ids: jax.Array) -> StateTable:
-    """``-> FREE``: clears label and keep mark, bumps the epoch, pushes the id."""
-    size = table.stage.shape[0]
-    valid = ids < size
-    rank = jnp.cumsum(valid) - valid
-    place = jnp.where(valid, table.num_free + rank, size)
-    return dataclasses.replace(
-        table,
-        stage=put(table.stage, ids, Stage.FREE),
-        form=put(table.form, ids, Form.NONE),
-        epoch=add(table.epoch, ids, 1),
-        pins=put(table.pins, ids, 0),
-        kept=put(table.kept, ids, False),
-        first=put(table.first, ids, -1),
-        free=put(table.free, place, ids),
-        num_free=table.num_free + jnp.sum(valid, dtype=jnp.int32),
-    )
 
 
 def _first_mentions(ids: jax.Array) -> jax.Array:

@@ -10,15 +10,15 @@ compiled steps, from one thread.
 
 import dataclasses
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridcache_jax import eviction, lifecycle
 from hybridcache_jax import lease as leaselib
-from hybridcache_jax import lifecycle
 from hybridcache_jax import rows as rowlib
 from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.capacity import CapacityPlan
@@ -64,7 +64,10 @@ class PrefixCache:
         self._release = _OnFacts(leaselib.release)
         self._keep = _OnFacts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
-        self._evict = jax.jit(lifecycle.evict)
+        self._begin_eviction = jax.jit(eviction.begin)
+        self._finish_eviction = jax.jit(eviction.finish)
+        self._recover = jax.jit(eviction.recover)
+        self._forget = jax.jit(eviction.forget)
 
     @property
     def stored_tokens(self) -> int:
@@ -229,6 +232,22 @@ class PrefixCache:
         ]
         return self._evict_counts(cache, counts)
 
+    def recover(self, cache: HybridCache) -> HybridCache:
+        """Settles what an interrupted eviction left behind.
+
+        Blocks that were about to go stay if a claim names them, and become free if
+        none does.  Nothing that a row reads is touched.
+
+        Args:
+          cache: the newest value that is at hand.
+
+        Raises:
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._require_newest(cache)
+        cache = _with_tables(cache, map(self._recover, cache.tables))
+        return self._stamped(self._without_dead_weight(cache))
+
     def warm_up(self, cache: HybridCache, identity: Identity) -> HybridCache:
         """Compiles every transition by acquiring and releasing a row once.
 
@@ -247,7 +266,7 @@ class PrefixCache:
         )
         cache = self._keep(cache, nothing, nothing)
         cache = self.release(cache, lease, publish=False)
-        return self._evict_counts(cache, [0] * len(self.plan.blocks))
+        return self.recover(self._evict_counts(cache, [0] * len(self.plan.blocks)))
 
     def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
         """Per pool, how many blocks are what; the parts add up to ``total``."""
@@ -258,14 +277,34 @@ class PrefixCache:
 
     def _evict_counts(self, cache: HybridCache, counts: Sequence[int]) -> HybridCache:
         self._require_newest(cache)
-        tables = tuple(
-            self._evict(table, np.int32(count))
+        begun = [
+            self._begin_eviction(table, np.int32(count))
             for table, count in zip(cache.tables, counts, strict=True)
+        ]
+        cache = self._without_dead_weight(_with_tables(cache, (t for t, _ in begun)))
+        finished = (
+            self._finish_eviction(table, ids)
+            for table, (_, ids) in zip(cache.tables, begun, strict=True)
         )
-        cache = dataclasses.replace(cache, tables=tables)
+        return self._stamped(_with_tables(cache, finished))
+
+    def _without_dead_weight(self, cache: HybridCache) -> HybridCache:
+        """Drops claims that can never be resumed, and what nobody claims any more."""
         now = snapshot(cache)
-        self._index.prune(lambda identity: self._holds(now, identity), self._essential)
-        return self._stamped(cache)
+
+        def holds_for(identity: Identity) -> Holds:
+            return self._holds(now, identity)
+
+        self._index.prune(holds_for, self._essential)
+        tables = []
+        claimed = self._index.claimed(holds_for)
+        for table, count, ids in zip(
+            cache.tables, self.plan.blocks, claimed, strict=True
+        ):
+            named = np.zeros(count, bool)
+            named[ids] = True
+            tables.append(self._forget(table, named))
+        return _with_tables(cache, tables)
 
     def _require_own_plan(self, cache: HybridCache) -> None:
         # The same object nearly always: a plan is long to compare.
@@ -312,6 +351,10 @@ class PrefixCache:
             return (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
 
         return holds
+
+
+def _with_tables(cache: HybridCache, tables: Iterable[StateTable]) -> HybridCache:
+    return dataclasses.replace(cache, tables=tuple(tables))
 
 
 def _facts_of(cache: HybridCache) -> HybridCache:

@@ -172,6 +172,28 @@ class PrefixIndex:
                 del self._roots[identity]
         return before - self.stored_tokens
 
+    def claimed(self, holds_for: Callable[[Identity], Holds]) -> tuple[np.ndarray, ...]:
+        """Blocks of which something is claimed that is true.
+
+        Args:
+          holds_for: as for :meth:`prune`.
+
+        Returns:
+          Per pool, ``[n]`` int32 ids.
+        """
+        found: list[list[np.ndarray]] = [[] for _ in self._sizes]
+        for identity, root in self._roots.items():
+            holds = holds_for(identity)
+            stack = [(0, node) for node in root.values()]
+            while stack:
+                at, node = stack.pop()
+                for pool, ids in enumerate(node.blocks):
+                    good = self._good(pool, ids, node.epochs[pool], at, holds)
+                    found[pool].append(ids[good])
+                below = at + len(node.tokens)
+                stack.extend((below, child) for child in node.children.values())
+        return tuple(_join(ids) for ids in found)
+
     def _prune_below(self, children, at, holds, essential) -> None:
         for key, node in list(children.items()):
             length = len(node.tokens)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax import lifecycle
+from hybridcache_jax import eviction, lifecycle
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.entry import Entry
@@ -29,7 +29,13 @@ seal = jax.jit(lifecycle.seal)
 pin = jax.jit(lifecycle.pin)
 unpin = jax.jit(lifecycle.unpin)
 keep = jax.jit(lifecycle.keep)
-evict = jax.jit(lifecycle.evict)
+evict = jax.jit(eviction.evict)
+begin = jax.jit(eviction.begin)
+finish = jax.jit(eviction.finish)
+recover = jax.jit(eviction.recover)
+forget = jax.jit(eviction.forget)
+quarantine = jax.jit(eviction.quarantine)
+discard = jax.jit(eviction.discard)
 account = jax.jit(lifecycle.account)
 
 
@@ -78,7 +84,7 @@ class Model:
         for number in ids:
             self.blocks[number].pins -= 1
             self.blocks[number].used = self.clock
-        for block in self.blocks:
+        for block in (self.blocks[number] for number in set(ids)):
             stays = block.kept and block.stage == Stage.SEALED
             if block.stage != Stage.FREE and block.pins == 0 and not stays:
                 block.free()
@@ -123,7 +129,7 @@ def check(table: StateTable, model: Model):
         "evictable": evictable,
         "pinned": model.count(Stage.SEALED) - evictable,
         "writing": model.count(Stage.WRITING),
-        "moving": 0,
+        "moving": model.count(Stage.EVICTING) + model.count(Stage.QUARANTINED),
     }
     assert np.asarray(lifecycle.evictable(table)).tolist() == [
         block.evictable for block in model.blocks
@@ -145,6 +151,12 @@ STEPS = st.lists(
                 "keep",
                 "keep",
                 "evict",
+                "begin",
+                "finish",
+                "recover",
+                "forget",
+                "quarantine",
+                "discard",
             ]
         ),
         NUMBERS,
@@ -187,7 +199,8 @@ def step(table, model, name, numbers, amount):
                 blocks[number].stage = Stage.SEALED
     elif name == "pin":
         # Only blocks that somebody may refer to are pinned.
-        numbers = [n for n in numbers if blocks[n].stage != Stage.FREE]
+        open_to_readers = (Stage.WRITING, Stage.SEALED)
+        numbers = [n for n in numbers if blocks[n].stage in open_to_readers]
         table = pin(table, vector(numbers, amount), clock)
         for number in numbers:
             blocks[number].pins += 1
@@ -205,16 +218,58 @@ def step(table, model, name, numbers, amount):
         for number in numbers:
             if blocks[number].stage == Stage.SEALED:
                 blocks[number].kept = True
-    else:
+    elif name in ("evict", "begin"):
         order = model.eviction_order()
         keys = [(blocks[n].used, -blocks[n].first) for n in order]
-        table = evict(table, jnp.int32(amount))
-        gone = [n for n in order if int(table.stage[n]) == Stage.FREE]
+        if name == "evict":
+            table = evict(table, jnp.int32(amount))
+        else:
+            table, ids = begin(table, jnp.int32(amount))
+        gone = [n for n in order if int(table.stage[n]) != Stage.SEALED]
         assert len(gone) == min(amount, len(order))
         # Equals may go in any order; nobody goes before one that was due.
         assert sorted(keys[order.index(n)] for n in gone) == keys[: len(gone)]
         for number in gone:
-            blocks[number].free()
+            if name == "evict":
+                blocks[number].free()
+            else:
+                blocks[number].stage = Stage.EVICTING
+        if name == "begin":
+            assert sorted(n for n in np.asarray(ids).tolist() if n != SIZE) == sorted(
+                gone
+            )
+    elif name == "finish":
+        # Receipts are finished once; others' ids are ignored.
+        numbers = list(dict.fromkeys(numbers))
+        table = finish(table, vector(numbers, amount))
+        for number in numbers:
+            if blocks[number].stage == Stage.EVICTING:
+                blocks[number].free()
+    elif name == "recover":
+        table = recover(table)
+        for block in blocks:
+            if block.stage == Stage.EVICTING and block.kept:
+                block.stage = Stage.SEALED
+            elif block.stage == Stage.EVICTING:
+                block.free()
+    elif name == "forget":
+        claimed = np.array([n in numbers for n in range(SIZE)])
+        table = forget(table, claimed)
+        for number, block in enumerate(blocks):
+            if number not in numbers:
+                if block.evictable:
+                    block.free()
+                block.kept = False
+    elif name == "quarantine":
+        table = quarantine(table, vector(numbers, amount))
+        for number in numbers:
+            if blocks[number].stage == Stage.SEALED:
+                blocks[number].stage, blocks[number].kept = Stage.QUARANTINED, False
+    else:
+        table = discard(table)
+        for block in blocks:
+            if block.stage == Stage.QUARANTINED and block.pins == 0:
+                block.free()
     return table
 
 
@@ -227,6 +282,7 @@ def test_any_history_of_transitions_agrees_with_the_model(steps):
         table = step(table, model, name, numbers, amount)
         check(table, model)
         for old, new in zip(before, model.blocks, strict=True):
+            assert new.stage in {old.stage, *lifecycle.LEGAL[old.stage]}
             handed = (old.stage == Stage.FREE) != (new.stage == Stage.FREE)
             assert new.epoch >= old.epoch
             assert (new.epoch > old.epoch) == handed

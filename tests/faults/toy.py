@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import hybridcache_jax as hc
-from hybridcache_jax import lifecycle
+from hybridcache_jax import eviction
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.spec import Part
 from hybridcache_jax.testing import toy as library
@@ -432,7 +432,7 @@ class Session:
         table = self.cache.tables[pool]
         wanted = claims.blocks[pool][block]
         aged = dataclasses.replace(table, used=table.used.at[wanted].set(-1))
-        table = lifecycle.evict(aged, jnp.int32(1))
+        table = eviction.evict(aged, jnp.int32(1))
         assert table.stage[wanted] == Stage.FREE
         tables = list(self.cache.tables)
         tables[pool] = table

@@ -1,0 +1,110 @@
+"""How blocks leave the cache: by age, in two phases, as dead weight, in quarantine.
+
+Eviction has two phases, so that a block can be copied out in between: ``SEALED ->
+EVICTING`` takes it out of every reader's sight, ``EVICTING -> FREE`` gives it away.
+What lies in between is never overwritten, so :func:`recover` can always go back.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from hybridcache_jax._indexing import get, put
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.lifecycle import evictable, free
+from hybridcache_jax.state import StateTable
+
+
+def begin(table: StateTable, count: jax.Array) -> tuple[StateTable, jax.Array]:
+    """Takes up to ``count`` evictable blocks out of sight: ``SEALED -> EVICTING``.
+
+    The longest unused go first; among equals those at the highest position, so
+    that a chain loses its end before its beginning.  Age is the logical clock's.
+
+    Args:
+      table: facts of the pool.
+      count: ``[]`` int32.
+
+    Returns:
+      The table, and ``[P]`` int32 ids of the chosen blocks (``P`` for padding), which
+      :func:`finish` takes.
+    """
+    candidates = evictable(table)
+    order = jnp.lexsort((-table.first, table.used, ~candidates))
+    chosen = candidates[order] & (jnp.arange(order.shape[0]) < count)
+    ids = jnp.where(chosen, order, table.stage.shape[0]).astype(jnp.int32)
+    stage = put(table.stage, ids, Stage.EVICTING)
+    return dataclasses.replace(table, stage=stage), ids
+
+
+def finish(table: StateTable, ids: jax.Array) -> StateTable:
+    """Gives the blocks away: ``EVICTING -> FREE``; other stages stay as they are.
+
+    Args:
+      table: facts of the pool.
+      ids: ``[K]`` int32 from :func:`begin`.
+    """
+    evicting = get(table.stage, ids, Stage.FREE) == Stage.EVICTING
+    return free(table, jnp.where(evicting, ids, table.stage.shape[0]))
+
+
+def evict(table: StateTable, count: jax.Array) -> StateTable:
+    """Both phases at once, for blocks that need not be copied out."""
+    return finish(*begin(table, count))
+
+
+def recover(table: StateTable) -> StateTable:
+    """Settles every eviction that was begun and not finished.
+
+    Back: the blocks were not handed out, so what they hold is what was claimed, and
+    their epochs are the claimed ones.  Forward for those that became dead weight.
+    """
+    begun = table.stage == Stage.EVICTING
+    back = jnp.where(begun & table.kept, jnp.int32(Stage.SEALED), table.stage)
+    gone = begun & ~table.kept
+    table = dataclasses.replace(table, stage=back)
+    return free(table, jnp.flatnonzero(gone, size=gone.size, fill_value=gone.size))
+
+
+def forget(table: StateTable, claimed: jax.Array) -> StateTable:
+    """Frees dead weight: blocks kept for a prefix that nobody can resume any more.
+
+    A form whose siblings are gone is of no use to any resume point; no claim names
+    it, and without this it would stay until its age came.  Rows that still read such
+    a block keep it until they let go.
+
+    Args:
+      table: facts of the pool.
+      claimed: ``[P]`` bool, blocks that a claim names.
+    """
+    dead = table.kept & ~claimed
+    gone = dead & (table.stage == Stage.SEALED) & (table.pins == 0)
+    table = dataclasses.replace(table, kept=table.kept & ~dead)
+    return free(table, jnp.flatnonzero(gone, size=gone.size, fill_value=gone.size))
+
+
+def quarantine(table: StateTable, ids: jax.Array) -> StateTable:
+    """Takes blocks that failed a check out of every reader's sight, for good.
+
+    Rows that have them pinned become stale with their next step.  :func:`discard`
+    frees them once nobody has.
+
+    Args:
+      table: facts of the pool.
+      ids: ``[K]`` int32; only sealed or loading blocks are taken.
+    """
+    stage = get(table.stage, ids, Stage.FREE)
+    taken = (stage == Stage.SEALED) | (stage == Stage.LOADING)
+    ids = jnp.where(taken, ids, table.stage.shape[0])
+    return dataclasses.replace(
+        table,
+        stage=put(table.stage, ids, Stage.QUARANTINED),
+        kept=put(table.kept, ids, False),
+    )
+
+
+def discard(table: StateTable) -> StateTable:
+    """Frees the blocks in quarantine that nobody has pinned."""
+    gone = (table.stage == Stage.QUARANTINED) & (table.pins == 0)
+    return free(table, jnp.flatnonzero(gone, size=gone.size, fill_value=gone.size))

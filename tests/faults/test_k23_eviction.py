@@ -1,0 +1,168 @@
+"""K23: eviction, pins and clocks.
+
+Nothing that is pinned is evicted; after any eviction what a prompt finds is complete,
+or the plan says what is absent; nothing stays that no prefix claims; an eviction that
+is interrupted between its phases is settled without a wrong or a lost block.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybridcache_jax import Form, LeaseError, Reason, Verdict
+from hybridcache_jax.codes import Stage
+
+MODELS = {
+    "fine": toy.fine,
+    "csa": toy.csa,
+    "sparse": toy.sparse,
+    "recurrent": toy.recurrent,
+}
+PROMPTS = (
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4],
+    [3, 1, 4, 1, 5, 9, 2, 6, 0, 0, 0, 0, 1, 1, 1, 1],
+    [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5],
+)
+ACTS = st.lists(
+    st.tuples(st.sampled_from(["store", "evict", "room"]), st.integers(0, 30)),
+    min_size=2,
+    max_size=6,
+)
+
+
+def kept(session):
+    """Per pool, ids of the blocks that a stored prefix holds."""
+    return [
+        set(np.flatnonzero(np.asarray(t.kept)).tolist()) for t in session.cache.tables
+    ]
+
+
+def claimed(session):
+    """Per pool, ids of which the prompts find a claim that is true, by hand."""
+    tables, found = session.cache.tables, [set() for _ in session.cache.tables]
+    for prompt in PROMPTS:
+        claims = session.match([*prompt, 0]).claims
+        for pool, (ids, epochs) in enumerate(
+            zip(claims.blocks, claims.epochs, strict=True)
+        ):
+            epoch = np.asarray(tables[pool].epoch)
+            for block, seen in zip(ids.tolist(), epochs.tolist(), strict=True):
+                if block < len(epoch) and epoch[block] == seen:
+                    found[pool].add(block)
+    return found
+
+
+def answer(session, prompt):
+    """Admits a prompt and runs the rest of it: the state is that of a cold run."""
+    lease = session.admit(prompt)
+    session.feed(lease, prompt[lease.plan.start :])
+    session.check(lease, prompt)
+    session.release(lease, publish=False)
+    return lease.plan
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=5)
+@given(acts=ACTS)
+def test_what_is_left_is_claimed_and_what_is_found_is_right(name, acts):
+    session = toy.Session(MODELS[name]())
+    pools = session.model.plan.spec.pools
+    for act, number in acts:
+        if act == "store":
+            session.store(PROMPTS[number % 3], each=bool(number % 2))
+        elif act == "evict":
+            session.evict(pools[number % len(pools)].form)
+            assert kept(session) == claimed(session)
+        else:
+            room = [min(number // 2, count) for count in session.prefixes.plan.blocks]
+            session.put(session.prefixes.make_room(session.cache, room))
+            free = [int(table.num_free) for table in session.cache.tables]
+            assert all(a >= b for a, b in zip(free, room, strict=True))
+            assert kept(session) == claimed(session)
+    for prompt in PROMPTS:
+        plan = answer(session, [*prompt, 7])
+        if plan.verdict != Verdict.RESUMABLE:
+            assert plan.reason != Reason.OK
+
+
+@pytest.mark.parametrize("name", ["csa", "sparse"])
+def test_a_form_whose_siblings_are_gone_goes_too(name):
+    """Without its history a record is of no use: its windows and tails go at once."""
+    session = toy.Session(MODELS[name]())
+    session.store(PROMPTS[0], each=True)
+    assert any(kept(session))
+    history = next(
+        pool.form
+        for pool in session.model.plan.spec.pools
+        if pool.form in (Form.COMPRESSED_KV, Form.FULL_KV)
+    )
+    session.evict(history)
+    assert kept(session) == [set() for _ in session.cache.tables]
+    for counts in session.prefixes.account(session.cache).values():
+        assert counts["free"] == counts["total"]
+
+
+def test_dead_weight_stays_while_a_row_reads_it():
+    session = toy.Session(toy.fine())
+    session.store(PROMPTS[0])
+    lease = session.admit([*PROMPTS[0], 7])
+    for form in Form:
+        session.evict(form)
+    session.feed(lease, [*PROMPTS[0], 7][lease.plan.start :])
+    session.check(lease, [*PROMPTS[0], 7])
+    session.release(lease)
+    assert answer(session, [*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
+
+
+class Interrupted(Exception):
+    """What ends an eviction between its phases."""
+
+
+def interrupt(*_):
+    raise Interrupted
+
+
+@pytest.mark.parametrize("phase", ["_forget", "_finish_eviction"])
+@pytest.mark.parametrize("name", ["fine", "csa"])
+def test_an_eviction_that_raises_half_way_costs_no_token(name, phase, monkeypatch):
+    """The caller still has the value from before; claims may be gone, facts not."""
+    session = toy.Session(MODELS[name]())
+    session.store(PROMPTS[0])
+    before = session.cache
+    with monkeypatch.context() as patch:
+        patch.setattr(session.prefixes, phase, interrupt)
+        with pytest.raises(Interrupted):
+            session.evict(session.model.plan.spec.pools[0].form)
+    assert session.cache is before
+    answer(session, [*PROMPTS[0], 7])
+    session.put(session.prefixes.recover(session.cache))
+    assert kept(session) == claimed(session)
+    answer(session, [*PROMPTS[0], 7])
+    session.store(PROMPTS[0])
+    assert answer(session, [*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
+
+
+@pytest.mark.parametrize("name", ["fine", "csa"])
+def test_a_cache_between_the_phases_is_settled_by_recover(name):
+    """Blocks about to go are nobody's to read, and are what they were afterwards."""
+    session = toy.Session(MODELS[name]())
+    session.store(PROMPTS[0])
+    prompt = [*PROMPTS[0], 7]
+    want = session.match(prompt)
+    assert want.verdict == Verdict.RESUMABLE
+    begun = [
+        session.prefixes._begin_eviction(table, np.int32(99))[0]
+        for table in session.cache.tables
+    ]
+    session.put(dataclasses.replace(session.cache, tables=tuple(begun)))
+    assert session.match(prompt).verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    with pytest.raises(LeaseError, match="match again"):
+        session.acquire(want)
+    session.put(session.prefixes.recover(session.cache))
+    stages = {int(s) for table in session.cache.tables for s in np.asarray(table.stage)}
+    assert stages <= {Stage.FREE, Stage.SEALED}
+    assert answer(session, prompt).length == want.length
