@@ -203,7 +203,7 @@ def _differs(
 
 
 def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
-    """Lets go of blocks wholly behind what the next token requires."""
+    """Lets go of blocks wholly behind what the next token, or a rollback, requires."""
     rows = jnp.where(status == Status.OK, rows, cache.plan.max_sequences)
     view = rowlib.gather(cache, rows)
     tables, blocks = list(cache.tables), list(cache.rows.blocks)
@@ -212,7 +212,8 @@ def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
             continue
         size, count = pool.block_tokens, cache.plan.blocks[index]
         number = rowlib.block_numbers(view.length, size, view.blocks[index].shape[1])
-        seen, _ = required(pool.form, pool.geometry, view.length)
+        back = jnp.maximum(view.length - cache.plan.rollback, 0)
+        seen, _ = required(pool.form, pool.geometry, back)
         behind = (number >= 0) & ((number + 1) * size <= seen[:, None])
         gone = jnp.where(behind, view.blocks[index], count)
         tables[index] = rowlib.let_go(

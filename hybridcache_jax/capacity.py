@@ -34,6 +34,8 @@ class CapacityPlan:
       max_chunk: most tokens of one row in one step.
       blocks: blocks of each pool.
       backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``; decides storage dtypes.
+      rollback: tokens by which every row can be rewound, whatever ran since, but
+        for recurrent states, which exist at checkpoints alone.
     """
 
     spec: CacheSpec
@@ -42,11 +44,17 @@ class CapacityPlan:
     max_chunk: int
     blocks: tuple[int, ...]
     backend: str
+    rollback: int = 0
 
     def __post_init__(self):
         for name in ("max_sequences", "max_length", "max_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if not 0 <= self.rollback <= self.max_length:
+            raise ValueError(
+                f"rollback must be 0 to max_length {self.max_length} tokens, got "
+                f"{self.rollback}."
+            )
         if self.max_chunk > self.max_length:
             raise ValueError(
                 f"max_chunk {self.max_chunk} exceeds max_length {self.max_length}; "
@@ -60,7 +68,11 @@ class CapacityPlan:
         _check_layout(self)
         for pool, count in zip(self.spec.pools, self.blocks, strict=True):
             least = minimum_blocks(
-                pool, self.max_sequences, self.max_length, self.max_chunk
+                pool,
+                self.max_sequences,
+                self.max_length,
+                self.max_chunk,
+                self.rollback,
             )
             if count < least:
                 raise ValueError(
@@ -83,7 +95,7 @@ class CapacityPlan:
         whole = -(-self.max_length // spec.block_tokens)
         if RULES[spec.form].grows:
             return whole
-        return min(whole, _live_blocks(spec, self.max_chunk) + 1)
+        return min(whole, _live_blocks(spec, self.max_chunk + self.rollback) + 1)
 
     @property
     def pool_bytes(self) -> tuple[int, ...]:
@@ -140,6 +152,7 @@ def plan_capacity(
     max_length: int,
     max_chunk: int = 256,
     stored_tokens: int | None = None,
+    rollback: int = 0,
     backend: str | None = None,
 ) -> CapacityPlan:
     """Divides a byte budget over the pools of a spec.
@@ -157,6 +170,8 @@ def plan_capacity(
       max_chunk: most tokens of one row in one step.
       stored_tokens: tokens of stored prefixes to plan for, rounded up to the grid;
         None uses the whole budget.
+      rollback: tokens by which every row can be rewound; what the last step ran can
+        be rewound without it.
       backend: None for JAX's default backend.
 
     Raises:
@@ -167,7 +182,7 @@ def plan_capacity(
     backend = jax.default_backend() if backend is None else backend
     max_chunk = min(max_chunk, max_length)
     least = tuple(
-        minimum_blocks(pool, max_sequences, max_length, max_chunk)
+        minimum_blocks(pool, max_sequences, max_length, max_chunk, rollback)
         for pool in spec.pools
     )
 
@@ -176,7 +191,9 @@ def plan_capacity(
             base + grids * (spec.grid // pool.block_tokens)
             for base, pool in zip(least, spec.pools, strict=True)
         )
-        return CapacityPlan(spec, max_sequences, max_length, max_chunk, blocks, backend)
+        return CapacityPlan(
+            spec, max_sequences, max_length, max_chunk, blocks, backend, rollback
+        )
 
     smallest = plan(0)
     per_grid = plan(1).total_bytes - smallest.total_bytes
@@ -195,7 +212,11 @@ def plan_capacity(
 
 
 def minimum_blocks(
-    pool: PoolSpec, max_sequences: int, max_length: int, max_chunk: int
+    pool: PoolSpec,
+    max_sequences: int,
+    max_length: int,
+    max_chunk: int,
+    rollback: int = 0,
 ) -> int:
     """Fewest blocks with which a pool can serve ``max_sequences`` rows.
 
@@ -206,8 +227,9 @@ def minimum_blocks(
     if RULES[pool.form].grows:
         return whole + max_sequences - 1
     if RULES[pool.form].exact:
-        return max_sequences * min(whole, 3)
-    return max_sequences * min(whole, _live_blocks(pool, 2 * max_chunk))
+        return max_sequences * min(whole, 3 + -(-rollback // pool.block_tokens))
+    tokens = 2 * max_chunk + rollback
+    return max_sequences * min(whole, _live_blocks(pool, tokens))
 
 
 def parse_bytes(text: int | str) -> int:

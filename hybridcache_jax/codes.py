@@ -35,6 +35,7 @@ class Status(enum.IntEnum):
     TOO_LONG = 6
     NO_ROOM = 7
     OTHER_TOKEN = 8
+    NOT_HELD = 9
 
     @property
     def explanation(self) -> str:
@@ -98,6 +99,10 @@ _STATUS_TEXT = {
     Status.OTHER_TOKEN: (
         "a replay was given another token than the one it is to run again; run the "
         "prompt from the plan's start, not from its length"
+    ),
+    Status.NOT_HELD: (
+        "the row no longer holds what resuming there requires; ask can_rewind first, "
+        "or plan a larger rollback"
     ),
     Status.NO_ROOM: (
         "no free block in a pool; make room (evict stored prefixes) and step again"

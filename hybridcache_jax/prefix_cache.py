@@ -21,6 +21,7 @@ from hybridcache_jax import eviction, lifecycle
 from hybridcache_jax import lease as leaselib
 from hybridcache_jax import rows as rowlib
 from hybridcache_jax._typing import TokenIds
+from hybridcache_jax.branching import Branching
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
 from hybridcache_jax.errors import LeaseError, NoRoomError, StaleCacheError
@@ -64,6 +65,7 @@ class PrefixCache:
         self._release = _OnFacts(leaselib.release)
         self._keep = _OnFacts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
+        self._branching = Branching(plan)
         self._begin_eviction = jax.jit(eviction.begin)
         self._finish_eviction = jax.jit(eviction.finish)
         self._recover = jax.jit(eviction.recover)
@@ -210,6 +212,71 @@ class PrefixCache:
                 "released once, by its own receipt."
             )
         return self._stamped(cache)
+
+    def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
+        """A second row that stands where the first does, and its receipt.
+
+        Whole blocks are shared; only what is being written is copied.  What either
+        row runs from here on is its own.
+
+        Args:
+          cache: the cache; its memory is donated, go on from the one returned.
+          lease: the row to fork; it stays valid.
+
+        Raises:
+          LeaseError: if the lease no longer holds.
+          NoRoomError: if every row is taken, or a pool has no block for the copy.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._require_newest(cache)
+        cache, child = self._branching.fork(cache, lease)
+        return self._stamped(cache), child
+
+    def rewind(
+        self, cache: HybridCache, lease: Lease, length: int
+    ) -> tuple[HybridCache, Lease]:
+        """The row as it stood at an earlier length, and its new receipt.
+
+        Args:
+          cache: the cache; its memory is donated, go on from the one returned.
+          lease: the row; void afterwards.
+          length: tokens that stay.
+
+        Raises:
+          ValueError: for a length below 0 or beyond the row's own.
+          LeaseError: if the lease no longer holds, or a form no longer holds what
+            resuming at ``length`` requires; nothing changes.
+          NoRoomError: if a pool has no block for the copy of what is written again.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._require_newest(cache)
+        cache, lease = self._branching.rewind(cache, lease, length)
+        return self._stamped(cache), lease
+
+    def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
+        """Whether every form of a row still holds what resuming there requires.
+
+        Args:
+          cache: the cache of this moment.
+          lease: the row.
+          length: tokens that would stay; any integer.
+        """
+        self._require_newest(cache)
+        return self._branching.can_rewind(cache, lease, length)
+
+    def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
+        """Whether the row could come back to where it stands after more tokens.
+
+        True only if that holds however the tokens are cut into steps.  What one step
+        ran can always be rewound, but for recurrent states.
+
+        Args:
+          cache: the cache of this moment.
+          lease: the row.
+          tokens: how many would be run first.
+        """
+        self._require_newest(cache)
+        return self._branching.can_rewind_after(cache, lease, tokens)
 
     def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
         """Evicts stored blocks until so many are free, as far as that is possible.

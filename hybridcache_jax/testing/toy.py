@@ -147,6 +147,7 @@ def model(
     max_chunk: int = 8,
     rows: int = 3,
     stored: int = 48,
+    rollback: int = 0,
     backend: str | None = None,
 ) -> Model:
     """A toy with the layers of a model; equal arguments give the same one.
@@ -171,6 +172,7 @@ def model(
       max_chunk: most tokens of a row in a step.
       rows: sequences alive at once.
       stored: tokens of stored prefixes to plan for.
+      rollback: tokens by which every row can be rewound.
       backend: as ``plan_capacity`` takes it.
 
     Raises:
@@ -187,7 +189,7 @@ def model(
         style if forward is None else "",
         forward,
         entry,
-        (max_length, max_chunk, rows, stored),
+        (max_length, max_chunk, rows, stored, rollback),
         backend,
     )
 
@@ -256,7 +258,7 @@ def stored_blocks(model: Model, cache: HybridCache) -> dict[tuple[int, str], set
 
 @functools.cache
 def _model(kinds, blocks, style, forward, entry, sizes, backend) -> Model:
-    max_length, max_chunk, rows, stored = sizes
+    max_length, max_chunk, rows, stored, rollback = sizes
     spec = CacheSpec.from_layers(
         [
             layer_of(kinds, n, max_length, chain=style == "chain", entry=entry)
@@ -271,6 +273,7 @@ def _model(kinds, blocks, style, forward, entry, sizes, backend) -> Model:
         max_length=max_length,
         max_chunk=max_chunk,
         stored_tokens=stored,
+        rollback=rollback,
         backend=backend,
     )
     run = forward or functools.partial(run_layers, chain=style == "chain")

@@ -1,0 +1,108 @@
+"""Fork and rewind between steps: the checks, the copies and the new receipts."""
+
+import dataclasses
+
+import jax
+import numpy as np
+
+from hybridcache_jax import sequences
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.codes import Status
+from hybridcache_jax.errors import LeaseError, NoRoomError
+from hybridcache_jax.forms import RULES, required
+from hybridcache_jax.lease import Lease
+from hybridcache_jax.state import HybridCache
+
+
+class Branching:
+    """Compiled transitions of sequences for caches of one plan."""
+
+    def __init__(self, plan: CapacityPlan):
+        """Compiles nothing yet."""
+        self.plan = plan
+        self.fork_facts = jax.jit(sequences.fork)
+        self.rewind_facts = jax.jit(sequences.rewind)
+        self.copy = jax.jit(sequences.copy_blocks, donate_argnums=0)
+
+    def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
+        """See :meth:`hybridcache_jax.PrefixCache.fork`."""
+        idle = np.flatnonzero(~np.asarray(cache.rows.live))
+        if len(idle) == 0:
+            raise NoRoomError(
+                f"All {self.plan.max_sequences} rows are taken; release one, or plan a "
+                "larger max_sequences."
+            )
+        child = np.int32(idle[0])
+        moved = self.fork_facts(_facts(cache), *_receipt(lease), child)
+        _require(moved, lease, "forked")
+        after = self._after(cache, moved)
+        return after, Lease(int(child), int(moved.ticket), lease.plan)
+
+    def rewind(
+        self, cache: HybridCache, lease: Lease, length: int
+    ) -> tuple[HybridCache, Lease]:
+        """See :meth:`hybridcache_jax.PrefixCache.rewind`."""
+        moved = self.rewind_facts(_facts(cache), *_receipt(lease), np.int32(length))
+        if int(moved.status) == Status.TOO_LONG:
+            raise ValueError(
+                f"Row {lease.row} stands at {int(cache.rows.length[lease.row])} and "
+                f"cannot be rewound to {length}."
+            )
+        _require(moved, lease, f"rewound to {length}")
+        # What is published from here on is the row's own from the cut on.
+        kept = min(lease.plan.length, length - length % self.plan.spec.grid)
+        plan = dataclasses.replace(
+            lease.plan, length=kept, start=min(lease.plan.start, kept)
+        )
+        return self._after(cache, moved), Lease(lease.row, int(moved.ticket), plan)
+
+    def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
+        """See :meth:`hybridcache_jax.PrefixCache.can_rewind`."""
+        moved = self.rewind_facts(_facts(cache), *_receipt(lease), np.int32(length))
+        return int(moved.status) in (Status.OK, Status.NO_ROOM)
+
+    def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
+        """See :meth:`hybridcache_jax.PrefixCache.can_rewind_after`."""
+        length = int(cache.rows.length[lease.row])
+        if not self.can_rewind(cache, lease, length):
+            return False
+        return tokens <= 0 or all(
+            _stays(self.plan, number, length, tokens)
+            for number, pool in enumerate(self.plan.spec.pools)
+            if not RULES[pool.form].grows
+        )
+
+    def _after(self, cache: HybridCache, moved: sequences.Moved) -> HybridCache:
+        """The cache with its memory, and in it the copies."""
+        pools = self.copy(cache.pools, moved.sources, moved.targets)
+        return dataclasses.replace(moved.cache, pools=pools)
+
+
+def _stays(plan: CapacityPlan, number: int, length: int, tokens: int) -> bool:
+    """Whether steps of one token each let go of what ``length`` requires."""
+    pool = plan.spec.pools[number]
+    if RULES[pool.form].exact and length % pool.block_tokens:
+        return length == 0
+    lo, hi = required(pool.form, pool.geometry, length)
+    if lo >= hi:
+        return True
+    behind, _ = required(
+        pool.form, pool.geometry, max(length + tokens - 1 - plan.rollback, 0)
+    )
+    return (lo // pool.block_tokens + 1) * pool.block_tokens > behind
+
+
+def _require(moved: sequences.Moved, lease: Lease, what: str) -> None:
+    status = Status(int(moved.status))
+    if status is Status.NO_ROOM:
+        raise NoRoomError(f"Row {lease.row} cannot be {what}: {status.explanation}.")
+    if status is not Status.OK:
+        raise LeaseError(f"Row {lease.row} cannot be {what}: {status.explanation}.")
+
+
+def _receipt(lease: Lease) -> tuple[np.int32, np.int32]:
+    return np.int32(lease.row), np.int32(lease.ticket)
+
+
+def _facts(cache: HybridCache) -> HybridCache:
+    return dataclasses.replace(cache, pools=())
