@@ -22,6 +22,8 @@ MODELS = {
     "sparse": toy.sparse,
     "recurrent": toy.recurrent,
 }
+
+
 PROMPTS = (
     [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4],
     [3, 1, 4, 1, 5, 9, 2, 6, 0, 0, 0, 0, 1, 1, 1, 1],
@@ -65,7 +67,7 @@ def answer(session, prompt):
     return lease.plan
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", toy.marked(MODELS))
 @settings(max_examples=5)
 @given(acts=ACTS)
 def test_what_is_left_is_claimed_and_what_is_found_is_right(name, acts):
@@ -89,7 +91,7 @@ def test_what_is_left_is_claimed_and_what_is_found_is_right(name, acts):
             assert plan.reason != Reason.OK
 
 
-@pytest.mark.parametrize("name", ["csa", "sparse"])
+@pytest.mark.parametrize("name", toy.marked(["fine", "csa", "sparse"]))
 def test_a_form_whose_siblings_are_gone_goes_too(name):
     """Without its history a record is of no use: its windows and tails go at once."""
     session = toy.Session(MODELS[name]())
@@ -127,7 +129,7 @@ def interrupt(*_):
 
 
 @pytest.mark.parametrize("phase", ["_forget", "_finish_eviction"])
-@pytest.mark.parametrize("name", ["fine", "csa"])
+@pytest.mark.parametrize("name", toy.marked(["fine", "csa"]))
 def test_an_eviction_that_raises_half_way_costs_no_token(name, phase, monkeypatch):
     """The caller still has the value from before; claims may be gone, facts not."""
     session = toy.Session(MODELS[name]())
@@ -146,7 +148,7 @@ def test_an_eviction_that_raises_half_way_costs_no_token(name, phase, monkeypatc
     assert answer(session, [*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
 
 
-@pytest.mark.parametrize("name", ["fine", "csa"])
+@pytest.mark.parametrize("name", toy.marked(["fine", "csa"]))
 def test_a_cache_between_the_phases_is_settled_by_recover(name):
     """Blocks about to go are nobody's to read, and are what they were afterwards."""
     session = toy.Session(MODELS[name]())

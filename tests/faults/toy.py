@@ -9,12 +9,13 @@ oracle is a dense NumPy pass in float64.
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import hybridcache_jax as hc
 from hybridcache_jax import eviction
@@ -333,6 +334,14 @@ class State(Cold):
     @property
     def v(self) -> tuple[np.ndarray, ...]:
         return tuple(rows.planes["v"] for rows in self.parts.values())
+
+
+def marked(names: Iterable[str]) -> list:
+    """Names of models: the slow suite runs all, the quick one what compiles fast."""
+    return [
+        name if name == "fine" else pytest.param(name, marks=pytest.mark.slow)
+        for name in names
+    ]
 
 
 # Running.
