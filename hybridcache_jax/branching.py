@@ -11,6 +11,7 @@ from hybridcache_jax.codes import Status
 from hybridcache_jax.errors import LeaseError, NoRoomError
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.lease import Lease
+from hybridcache_jax.lineage import facts_of
 from hybridcache_jax.state import HybridCache
 
 
@@ -33,7 +34,7 @@ class Branching:
                 "larger max_sequences."
             )
         child = np.int32(idle[0])
-        moved = self.fork_facts(_facts(cache), *_receipt(lease), child)
+        moved = self.fork_facts(facts_of(cache), *_receipt(lease), child)
         _require(moved, lease, "forked")
         after = self._after(cache, moved)
         return after, Lease(int(child), int(moved.ticket), lease.plan)
@@ -42,7 +43,7 @@ class Branching:
         self, cache: HybridCache, lease: Lease, length: int
     ) -> tuple[HybridCache, Lease]:
         """See :meth:`hybridcache_jax.PrefixCache.rewind`."""
-        moved = self.rewind_facts(_facts(cache), *_receipt(lease), np.int32(length))
+        moved = self.rewind_facts(facts_of(cache), *_receipt(lease), np.int32(length))
         if int(moved.status) == Status.TOO_LONG:
             raise ValueError(
                 f"Row {lease.row} stands at {int(cache.rows.length[lease.row])} and "
@@ -58,7 +59,7 @@ class Branching:
 
     def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
         """See :meth:`hybridcache_jax.PrefixCache.can_rewind`."""
-        moved = self.rewind_facts(_facts(cache), *_receipt(lease), np.int32(length))
+        moved = self.rewind_facts(facts_of(cache), *_receipt(lease), np.int32(length))
         return int(moved.status) in (Status.OK, Status.NO_ROOM)
 
     def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
@@ -102,7 +103,3 @@ def _require(moved: sequences.Moved, lease: Lease, what: str) -> None:
 
 def _receipt(lease: Lease) -> tuple[np.int32, np.int32]:
     return np.int32(lease.row), np.int32(lease.ticket)
-
-
-def _facts(cache: HybridCache) -> HybridCache:
-    return dataclasses.replace(cache, pools=())

@@ -1,20 +1,14 @@
 """PrefixCache: match, acquire, publish, release.
 
 The façade over claims (host) and facts (in the cache).  The cache itself stays a
-value: every method that changes it takes one and returns one.  The claims follow one
-line of values only: a claim made on one branch could be true of another by accident,
-since both count their epochs alike.  So every change leaves a stamp that never comes
-again, and a value without the newest stamp is refused.  Methods are called between
-compiled steps, from one thread.
+value: every method that changes it takes one and returns one, and only the newest
+value of the line is accepted.  Methods are called between compiled steps, from one
+thread.
 """
 
-import dataclasses
-import secrets
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax import eviction, lifecycle
@@ -24,10 +18,11 @@ from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.branching import Branching
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
-from hybridcache_jax.errors import LeaseError, NoRoomError, StaleCacheError
+from hybridcache_jax.errors import LeaseError, NoRoomError
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease
+from hybridcache_jax.lineage import Lineage, OnFacts, facts_of, with_tables
 from hybridcache_jax.matching import make_cold_plan, make_plan, snapshot
 from hybridcache_jax.prefix_index import NOTHING, Holds, PrefixIndex
 from hybridcache_jax.publication import collect
@@ -55,15 +50,15 @@ class PrefixCache:
         self.cost = cost
         self._index = PrefixIndex(plan.spec)
         self._versions: dict[Identity, int] = {}
-        self._stamp: int | None = None
+        self._line = Lineage(plan)
         self._essential = tuple(
             number
             for number, pool in enumerate(plan.spec.pools)
             if RULES[pool.form].remedy is not Remedy.REPLAY
         )
-        self._admit = _OnFacts(leaselib.admit)
-        self._release = _OnFacts(leaselib.release)
-        self._keep = _OnFacts(leaselib.keep)
+        self._admit = OnFacts(leaselib.admit)
+        self._release = OnFacts(leaselib.release)
+        self._keep = OnFacts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
         self._branching = Branching(plan)
         self._begin_eviction = jax.jit(eviction.begin)
@@ -94,14 +89,13 @@ class PrefixCache:
             than the plan's ``max_length``.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         ids = token_array(tokens)
         if len(ids) > self.plan.max_length:
             raise ValueError(
                 f"The prompt has {len(ids)} tokens, the plan allows "
                 f"{self.plan.max_length}; shorten it or plan a larger max_length."
             )
-        self._require_own_plan(cache)
         return make_plan(
             self.plan.spec,
             snapshot(cache),
@@ -134,7 +128,7 @@ class PrefixCache:
           NoRoomError: if every row is taken.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         if plan.verdict == Verdict.NEEDS_IO:
             raise LeaseError(
                 f"The plan resumes at {plan.length} only once its blocks are loaded; "
@@ -155,7 +149,7 @@ class PrefixCache:
             raise LeaseError(
                 "A block of this plan changed hands since it was matched; match again."
             )
-        return self._stamped(cache), Lease(row, int(ticket), plan)
+        return self._line.stamped(cache), Lease(row, int(ticket), plan)
 
     def publish(self, cache: HybridCache, lease: Lease) -> HybridCache:
         """Stores what a row has run so far as a prefix that others may resume.
@@ -171,9 +165,9 @@ class PrefixCache:
           LeaseError: if the lease no longer holds; nothing is published.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         row, ticket = np.array([lease.row]), np.array([lease.ticket])
-        status, view, log = jax.device_get(self._read(_facts_of(cache), row, ticket))
+        status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
         if status[0] != Status.OK:
             raise LeaseError(
                 f"The lease on row {lease.row} no longer holds; nothing was published. "
@@ -186,7 +180,7 @@ class PrefixCache:
         holds = self._holds(snapshot(cache), identity)
         self._index.insert(identity, offer.tokens, offer.blocks, offer.epochs, holds)
         accepted = self._index.lookup(identity, offer.tokens)
-        return self._stamped(self._keep(cache, *offer.marks(self.plan, accepted)))
+        return self._line.stamped(self._keep(cache, *offer.marks(self.plan, accepted)))
 
     def release(
         self, cache: HybridCache, lease: Lease, *, publish: bool = True
@@ -202,7 +196,7 @@ class PrefixCache:
           LeaseError: if the receipt is not the row's own; nothing changes.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         if publish:
             cache = self.publish(cache, lease)
         cache, status = self._release(cache, lease.row, lease.ticket)
@@ -211,7 +205,7 @@ class PrefixCache:
                 f"Row {lease.row} is not held by ticket {lease.ticket}; a lease is "
                 "released once, by its own receipt."
             )
-        return self._stamped(cache)
+        return self._line.stamped(cache)
 
     def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
         """A second row that stands where the first does, and its receipt.
@@ -228,9 +222,9 @@ class PrefixCache:
           NoRoomError: if every row is taken, or a pool has no block for the copy.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         cache, child = self._branching.fork(cache, lease)
-        return self._stamped(cache), child
+        return self._line.stamped(cache), child
 
     def rewind(
         self, cache: HybridCache, lease: Lease, length: int
@@ -249,9 +243,9 @@ class PrefixCache:
           NoRoomError: if a pool has no block for the copy of what is written again.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         cache, lease = self._branching.rewind(cache, lease, length)
-        return self._stamped(cache), lease
+        return self._line.stamped(cache), lease
 
     def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
         """Whether every form of a row still holds what resuming there requires.
@@ -261,7 +255,7 @@ class PrefixCache:
           lease: the row.
           length: tokens that would stay; any integer.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         return self._branching.can_rewind(cache, lease, length)
 
     def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
@@ -275,7 +269,7 @@ class PrefixCache:
           lease: the row.
           tokens: how many would be run first.
         """
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         return self._branching.can_rewind_after(cache, lease, tokens)
 
     def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
@@ -311,9 +305,9 @@ class PrefixCache:
         Raises:
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._require_newest(cache)
-        cache = _with_tables(cache, map(self._recover, cache.tables))
-        return self._stamped(self._without_dead_weight(cache))
+        self._line.require_newest(cache)
+        cache = with_tables(cache, map(self._recover, cache.tables))
+        return self._line.stamped(self._without_dead_weight(cache))
 
     def warm_up(self, cache: HybridCache, identity: Identity) -> HybridCache:
         """Compiles every transition by acquiring and releasing a row once.
@@ -343,17 +337,17 @@ class PrefixCache:
         }
 
     def _evict_counts(self, cache: HybridCache, counts: Sequence[int]) -> HybridCache:
-        self._require_newest(cache)
+        self._line.require_newest(cache)
         begun = [
             self._begin_eviction(table, np.int32(count))
             for table, count in zip(cache.tables, counts, strict=True)
         ]
-        cache = self._without_dead_weight(_with_tables(cache, (t for t, _ in begun)))
+        cache = self._without_dead_weight(with_tables(cache, (t for t, _ in begun)))
         finished = (
             self._finish_eviction(table, ids)
             for table, (_, ids) in zip(cache.tables, begun, strict=True)
         )
-        return self._stamped(_with_tables(cache, finished))
+        return self._line.stamped(with_tables(cache, finished))
 
     def _without_dead_weight(self, cache: HybridCache) -> HybridCache:
         """Drops claims that can never be resumed, and what nobody claims any more."""
@@ -371,37 +365,7 @@ class PrefixCache:
             named = np.zeros(count, bool)
             named[ids] = True
             tables.append(self._forget(table, named))
-        return _with_tables(cache, tables)
-
-    def _require_own_plan(self, cache: HybridCache) -> None:
-        # The same object nearly always: a plan is long to compare.
-        if cache.plan is not self.plan and cache.plan != self.plan:
-            raise StaleCacheError(
-                "This cache was made from another plan than this PrefixCache; use the "
-                "one that init(plan) gave."
-            )
-
-    def _require_newest(self, cache: HybridCache) -> None:
-        self._require_own_plan(cache)
-        stamp = int(cache.stamp)
-        if self._stamp is None:
-            # The first cache seen: nothing is claimed yet.
-            self._stamp = stamp
-        if stamp != self._stamp:
-            raise StaleCacheError(
-                "This cache is not the newest value that this PrefixCache returned, "
-                "nor a step made from it. Go on from the newest value; for a new or "
-                "restored cache make a new PrefixCache."
-            )
-
-    def _stamped(self, cache: HybridCache) -> HybridCache:
-        # Random, so that caches of two PrefixCaches are not taken for each other.
-        self._stamp = secrets.randbelow(2**31 - 1) + 1
-        stamp = jnp.int32(self._stamp)
-        if cache.stamp.committed:
-            # Bound to a device like the rest, or the next step would compile anew.
-            stamp = jax.device_put(stamp, cache.stamp.sharding)
-        return dataclasses.replace(cache, stamp=stamp)
+        return with_tables(cache, tables)
 
     def _version(self, identity: Identity) -> int:
         return self._versions.setdefault(identity, len(self._versions) + 1)
@@ -418,29 +382,3 @@ class PrefixCache:
             return (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
 
         return holds
-
-
-def _with_tables(cache: HybridCache, tables: Iterable[StateTable]) -> HybridCache:
-    return dataclasses.replace(cache, tables=tuple(tables))
-
-
-def _facts_of(cache: HybridCache) -> HybridCache:
-    """The cache without its memory."""
-    return dataclasses.replace(cache, pools=())
-
-
-class _OnFacts:
-    """A transition, jitted, that leaves the pools out: XLA would copy them whole.
-
-    Args:
-      transition: takes a cache first and gives one, alone or first of a tuple.
-    """
-
-    def __init__(self, transition: Callable):
-        self.jitted = jax.jit(transition)
-
-    def __call__(self, cache: HybridCache, *arguments) -> Any:
-        result = self.jitted(_facts_of(cache), *arguments)
-        after, *rest = result if isinstance(result, tuple) else (result,)
-        after = dataclasses.replace(after, pools=cache.pools)
-        return (after, *rest) if rest else after

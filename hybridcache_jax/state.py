@@ -121,7 +121,8 @@ def init(plan: CapacityPlan) -> HybridCache:
 
 def _empty_table(count: int) -> StateTable:
     return StateTable(
-        stage=jnp.full(count, Stage.FREE, jnp.int32),
+        # As an int: of an enum the array would be of weak type, and steps compile anew.
+        stage=jnp.full(count, int(Stage.FREE), jnp.int32),
         form=_zeros(count),
         version=_zeros(count),
         epoch=_zeros(count),

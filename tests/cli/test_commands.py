@@ -149,6 +149,7 @@ def test_generate(checkpoint, capsys):
     assert data["text"] in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_generate_takes_prompts_of_many_windows_and_chunks(checkpoint, capsys):
     arguments = ["--prompt", TEXT * 3, "--max-new-tokens", "2", "--json"]
     assert main(["generate", "--model", str(checkpoint), *arguments]) == 0

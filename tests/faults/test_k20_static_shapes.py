@@ -40,6 +40,25 @@ def test_the_compiled_step_equals_the_plain_function():
     assert toy.unchanged(cache, plain_cache)
 
 
+@pytest.mark.parametrize("build", [toy.only_window, toy.mixed])
+def test_every_change_gives_arrays_of_the_same_types(build):
+    """Weak types and bindings count: with others every step would compile anew."""
+
+    def types(cache):
+        return [(leaf.aval, leaf.committed) for leaf in jax.tree.leaves(cache)]
+
+    session = toy.Session(build())
+    empty = types(session.cache)
+    assert not any(aval.weak_type for aval, _ in empty)
+    lease = session.admit([])
+    session.feed(lease, toy.P[:5])
+    session.publish(lease)
+    session.release(lease)
+    session.evict(Form.SWA_WINDOW)
+    session.put(session.prefixes.recover(session.cache))
+    assert types(session.cache) == empty
+
+
 def test_b80_one_trace_for_all_lengths_and_rows():
     """Lengths 5, 6, 7 in rows 0 and 1: entries at 5, 6, 7 of the right row."""
     model = toy.only_full()
@@ -142,16 +161,21 @@ def test_a_row_never_outgrows_its_capacity(length):
 
 def compiled_functions(prefixes):
     """Everything that the façade compiles."""
-    parts = [getattr(part, "jitted", part) for part in vars(prefixes).values()]
+    parts = [*vars(prefixes).values(), *vars(prefixes._branching).values()]
+    parts = [getattr(part, "jitted", part) for part in parts]
     return [part for part in parts if hasattr(part, "lower")]
 
 
+CHANGES = ["admit", "release", "evict", "room", "fork", "rewind", "recover"]
+CHANGES += ["step"] * 5
+
+
 def one_change(session, random, live):
-    """One random admission, decode step, release or eviction.
+    """One random admission, decode step, fork, rewind, release or eviction.
 
     ``live`` maps rows to their lease and the prompt's tokens that wait to be run.
     """
-    what = random.choice(["admit", "step", "step", "step", "release", "evict", "room"])
+    what = random.choice(CHANGES)
     if what == "admit":
         tokens = random.integers(1, 3, random.integers(1, 21)).tolist()
         try:
@@ -172,6 +196,23 @@ def one_change(session, random, live):
                 live[lease.row] = (lease, live[lease.row][1][len(new) :])
         if Status.NO_ROOM in statuses:
             session.put(session.prefixes.make_room(session.cache, [12, 12, 8]))
+    elif what == "fork" and live:
+        lease, waiting = live[random.choice(list(live))]
+        try:
+            cache, child = session.prefixes.fork(session.cache, lease)
+        except NoRoomError:
+            return
+        session.put(cache)
+        live[child.row] = (child, waiting)
+    elif what == "rewind" and live:
+        lease, waiting = live[random.choice(list(live))]
+        length = int(random.integers(session.length(lease) + 1))
+        if session.prefixes.can_rewind(session.cache, lease, length):
+            cache, lease = session.prefixes.rewind(session.cache, lease, length)
+            session.put(cache)
+            live[lease.row] = (lease, waiting)
+    elif what == "recover":
+        session.put(session.prefixes.recover(session.cache))
     elif what == "release" and live:
         lease, _ = live.pop(random.choice(list(live)))
         session.release(lease, publish=bool(random.integers(4)))

@@ -231,7 +231,7 @@ def lose_bounded(model, history, forms=BOUNDED):
     return session
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", toy.marked(FAMILIES, "csa"))
 @settings(max_examples=8)
 @given(
     data=st.data(),

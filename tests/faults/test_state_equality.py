@@ -100,7 +100,7 @@ KINDS = {
 TOKENS = st.lists(st.integers(0, 9), min_size=24, max_size=24)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", toy.marked(KINDS, "csa"))
 @settings(max_examples=10)
 @given(data=st.data(), prompt=TOKENS, tail=TOKENS, sizes=SIZES)
 def test_every_kind_resumes_to_the_state_of_a_cold_run(name, data, prompt, tail, sizes):
@@ -125,7 +125,7 @@ def test_every_kind_resumes_to_the_state_of_a_cold_run(name, data, prompt, tail,
     toy.assert_same_state(session.state(lease), cold.state(other))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", toy.marked(KINDS, "csa"))
 @settings(max_examples=8)
 @given(data=st.data())
 def test_many_turns_of_every_kind_equal_cold(name, data):
@@ -168,7 +168,7 @@ def test_the_toy_has_the_numbers_of_the_worked_scenarios():
     assert states == [[37], [167], [678], [361]]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", toy.marked(KINDS, "csa"))
 def test_a_toy_is_built_from_layer_records(name):
     """The records of its own spec, or of a model's, say all that a kind is."""
     model = KINDS[name]()

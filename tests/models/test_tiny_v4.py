@@ -78,6 +78,7 @@ def cold(engine):
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [Part.LOCAL, Part.ENTRIES, Part.INDEX])
 def test_a_corrupted_form_changes_what_it_writes(engine, cold, part):
     assert run(engine).tokens == cold

@@ -1,0 +1,85 @@
+"""One line of cache values: which value is the newest, and transitions on its facts.
+
+Claims follow one line of values.  A claim made on one branch could be true of another
+by accident, since both count their epochs alike; so every change leaves a stamp that
+never comes again, and a value without the newest stamp is refused.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.errors import StaleCacheError
+from hybridcache_jax.state import HybridCache, StateTable
+
+
+class Lineage:
+    """Remembers the stamp of the newest value."""
+
+    def __init__(self, plan: CapacityPlan):
+        """A line that begins with the first value it sees, a cache of ``plan``."""
+        self.plan = plan
+        self.newest: int | None = None
+
+    def require_newest(self, cache: HybridCache) -> None:
+        """Refuses every other value.
+
+        Raises:
+          StaleCacheError: for a cache of another plan, an older or a foreign value.
+        """
+        # The same object nearly always: a plan is long to compare.
+        if cache.plan is not self.plan and cache.plan != self.plan:
+            raise StaleCacheError(
+                "This cache was made from another plan than this PrefixCache; use the "
+                "one that init(plan) gave."
+            )
+        stamp = int(cache.stamp)
+        if self.newest is None:
+            # The first cache seen: nothing is claimed yet.
+            self.newest = stamp
+        if stamp != self.newest:
+            raise StaleCacheError(
+                "This cache is not the newest value that this PrefixCache returned, "
+                "nor a step made from it. Go on from the newest value; for a new or "
+                "restored cache make a new PrefixCache."
+            )
+
+    def stamped(self, cache: HybridCache) -> HybridCache:
+        """The cache as the newest value of the line."""
+        # Random, so that caches of two PrefixCaches are not taken for each other.
+        self.newest = secrets.randbelow(2**31 - 1) + 1
+        stamp = jnp.int32(self.newest)
+        if cache.stamp.committed:
+            # Bound to a device like the rest, or the next step would compile anew.
+            stamp = jax.device_put(stamp, cache.stamp.sharding)
+        return dataclasses.replace(cache, stamp=stamp)
+
+
+class OnFacts:
+    """A transition, jitted, that leaves the pools out: XLA would copy them whole."""
+
+    def __init__(self, transition: Callable):
+        """Takes a function from a cache to a cache, alone or first of a tuple."""
+        self.jitted = jax.jit(transition)
+
+    def __call__(self, cache: HybridCache, *arguments) -> Any:
+        """What the transition gives; the pools are handed on untouched."""
+        result = self.jitted(facts_of(cache), *arguments)
+        after, *rest = result if isinstance(result, tuple) else (result,)
+        after = dataclasses.replace(after, pools=cache.pools)
+        return (after, *rest) if rest else after
+
+
+def facts_of(cache: HybridCache) -> HybridCache:
+    """The cache without its memory."""
+    return dataclasses.replace(cache, pools=())
+
+
+def with_tables(cache: HybridCache, tables: Iterable[StateTable]) -> HybridCache:
+    """The cache with other facts about its blocks, one table per pool."""
+    return dataclasses.replace(cache, tables=tuple(tables))
