@@ -81,6 +81,7 @@ def test_a_model_that_is_wrong(folder, capsys):
         assert way["position"] >= 7
 
 
+@pytest.mark.slow
 def test_the_tolerance_decides(folder, capsys):
     assert main(["parity", str(folder), "--tolerance", "1e-9"]) == 1
     shown = capsys.readouterr().out

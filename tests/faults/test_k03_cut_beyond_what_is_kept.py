@@ -33,7 +33,7 @@ def can_resume(model, held, point):
     return point == 0 or want == (Verdict.RESUMABLE, point, point)
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine", "recurrent"))
+@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
 @settings(max_examples=4)
 @given(tokens=TOKENS, sizes=SIZES, each=st.booleans())
 def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, each):
@@ -64,7 +64,7 @@ def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, eac
         session.check(lease, tokens[:point] + more)
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine", "recurrent"))
+@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
 @settings(max_examples=8)
 @given(tokens=TOKENS, keep=st.integers(0, 24), sizes=SIZES, data=st.data())
 def test_a_cut_of_a_record_equals_cold(name, tokens, keep, sizes, data):
@@ -84,7 +84,7 @@ def test_a_cut_of_a_record_equals_cold(name, tokens, keep, sizes, data):
     session.check(lease, prompt)
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine", "recurrent"))
+@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
 @settings(max_examples=6)
 @given(tokens=TOKENS, drafts=st.lists(DIGITS, min_size=1, max_size=8), data=st.data())
 def test_rejected_drafts_leave_nothing(name, tokens, drafts, data):
@@ -111,7 +111,7 @@ def test_rejected_drafts_leave_nothing(name, tokens, drafts, data):
     session.check(main, [*tokens[:size], *accepted, 9])
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine", "recurrent"))
+@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
 @settings(max_examples=6)
 @given(tokens=TOKENS, data=st.data())
 def test_tokens_that_never_ran_are_not_published(name, tokens, data):

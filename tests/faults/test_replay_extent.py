@@ -47,8 +47,12 @@ def woven_start(point):
 
 CASES = [
     *[(toy.stacked, stacked_start, point) for point in (12, 20, 28)],
-    *[(chunked, chunked_start, point) for point in (8, 20)],
-    *[(woven, woven_start, point) for point in (12, 16, 20)],
+    (chunked, chunked_start, 20),
+    pytest.param(chunked, chunked_start, 8, marks=pytest.mark.slow),
+    *[
+        pytest.param(woven, woven_start, point, marks=pytest.mark.slow)
+        for point in (12, 16, 20)
+    ],
 ]
 PROMPTS = st.lists(st.integers(0, 9), min_size=LENGTH, max_size=LENGTH)
 

@@ -312,9 +312,8 @@ def test_what_a_replay_warmed_up_is_never_offered(make_engine):
     assert found.length == 72
 
 
-@pytest.mark.parametrize(
-    ("rows", "stored"), [pytest.param(1, 0, marks=pytest.mark.slow), (3, 4)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "stored"), [(1, 0), (2, 12), (3, 4)])
 def test_the_smallest_plans_serve(compiled, rows, stored):
     """What plan_capacity calls enough is enough, published blocks included."""
     plan = hc.plan_capacity(
