@@ -36,29 +36,31 @@ class Branching:
         child = np.int32(idle[0])
         moved = self.fork_facts(facts_of(cache), *_receipt(lease), child)
         _require(moved, lease, "forked")
-        after = self._after(cache, moved)
-        return after, Lease(int(child), int(moved.ticket), lease.plan)
+        new = Lease(int(child), int(moved.ticket), lease.plan)
+        return self._after(cache, moved), new
 
     def rewind(
         self, cache: HybridCache, lease: Lease, length: int
     ) -> tuple[HybridCache, Lease]:
         """See :meth:`hybridcache_jax.PrefixCache.rewind`."""
+        if not 0 <= length <= self.plan.max_length:
+            raise ValueError(_outside(cache, lease, length))
         moved = self.rewind_facts(facts_of(cache), *_receipt(lease), np.int32(length))
         if int(moved.status) == Status.TOO_LONG:
-            raise ValueError(
-                f"Row {lease.row} stands at {int(cache.rows.length[lease.row])} and "
-                f"cannot be rewound to {length}."
-            )
+            raise ValueError(_outside(cache, lease, length))
         _require(moved, lease, f"rewound to {length}")
         # What is published from here on is the row's own from the cut on.
         kept = min(lease.plan.length, length - length % self.plan.spec.grid)
         plan = dataclasses.replace(
             lease.plan, length=kept, start=min(lease.plan.start, kept)
         )
-        return self._after(cache, moved), Lease(lease.row, int(moved.ticket), plan)
+        new = Lease(lease.row, int(moved.ticket), plan)
+        return self._after(cache, moved), new
 
     def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
         """See :meth:`hybridcache_jax.PrefixCache.can_rewind`."""
+        if not 0 <= length <= self.plan.max_length:
+            return False
         moved = self.rewind_facts(facts_of(cache), *_receipt(lease), np.int32(length))
         return int(moved.status) in (Status.OK, Status.NO_ROOM)
 
@@ -75,12 +77,14 @@ class Branching:
 
     def _after(self, cache: HybridCache, moved: sequences.Moved) -> HybridCache:
         """The cache with its memory, and in it the copies."""
+        if (np.asarray(moved.targets) >= np.array(self.plan.blocks)).all():
+            return dataclasses.replace(moved.cache, pools=cache.pools)
         pools = self.copy(cache.pools, moved.sources, moved.targets)
         return dataclasses.replace(moved.cache, pools=pools)
 
 
 def _stays(plan: CapacityPlan, number: int, length: int, tokens: int) -> bool:
-    """Whether steps of one token each let go of what ``length`` requires."""
+    """Whether steps of one token each, the last one refused, let go of nothing."""
     pool = plan.spec.pools[number]
     if RULES[pool.form].exact and length % pool.block_tokens:
         return length == 0
@@ -88,9 +92,16 @@ def _stays(plan: CapacityPlan, number: int, length: int, tokens: int) -> bool:
     if lo >= hi:
         return True
     behind, _ = required(
-        pool.form, pool.geometry, max(length + tokens - 1 - plan.rollback, 0)
+        pool.form, pool.geometry, max(length + tokens - plan.rollback, 0)
     )
     return (lo // pool.block_tokens + 1) * pool.block_tokens > behind
+
+
+def _outside(cache: HybridCache, lease: Lease, length: int) -> str:
+    return (
+        f"Row {lease.row} stands at {int(cache.rows.length[lease.row])} and cannot be "
+        f"rewound to {length}."
+    )
 
 
 def _require(moved: sequences.Moved, lease: Lease, what: str) -> None:

@@ -34,8 +34,8 @@ class CapacityPlan:
       max_chunk: most tokens of one row in one step.
       blocks: blocks of each pool.
       backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``; decides storage dtypes.
-      rollback: tokens by which every row can be rewound, whatever ran since, but
-        for recurrent states, which exist at checkpoints alone.
+      rollback: a row can be rewound so far below the furthest it stood, within what
+        it ran itself; but for recurrent states, which exist at checkpoints alone.
     """
 
     spec: CacheSpec
@@ -170,8 +170,8 @@ def plan_capacity(
       max_chunk: most tokens of one row in one step.
       stored_tokens: tokens of stored prefixes to plan for, rounded up to the grid;
         None uses the whole budget.
-      rollback: tokens by which every row can be rewound; what the last step ran can
-        be rewound without it.
+      rollback: tokens by which a row can be rewound below the furthest it stood,
+        within what it ran itself; what the last step ran needs no margin.
       backend: None for JAX's default backend.
 
     Raises:

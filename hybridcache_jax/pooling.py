@@ -36,6 +36,8 @@ def gated_softmax(
 ) -> jax.Array:
     """Mean of the rows, each element weighted by its own softmax over the block.
 
+    DeepSeek-V4 uses it with a bias for its long ratios, DeepSeek-V4.1 without one.
+
     Args:
       value: ``[B, K, S, H, D]``.
       gate: the same shape: logits of the weights.

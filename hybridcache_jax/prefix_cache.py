@@ -261,8 +261,9 @@ class PrefixCache:
     def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
         """Whether the row could come back to where it stands after more tokens.
 
-        True only if that holds however the tokens are cut into steps.  What one step
-        ran can always be rewound, but for recurrent states.
+        True only if that holds however the tokens are cut into steps, and if one more
+        step is refused.  What one step ran can be rewound until the next one begins,
+        whatever is said here, but for recurrent states.
 
         Args:
           cache: the cache of this moment.
@@ -310,7 +311,9 @@ class PrefixCache:
         return self._line.stamped(self._without_dead_weight(cache))
 
     def warm_up(self, cache: HybridCache, identity: Identity) -> HybridCache:
-        """Compiles every transition by acquiring and releasing a row once.
+        """Compiles the transitions of serving by acquiring and releasing a row once.
+
+        Forks and rewinds compile when they are first used.
 
         Args:
           cache: a cache with an idle row.

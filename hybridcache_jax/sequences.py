@@ -64,15 +64,21 @@ def fork(cache: HybridCache, row: AnyArray, ticket: AnyArray, child: AnyArray) -
     for index, pool in enumerate(cache.plan.spec.pools):
         table = cache.tables[index]
         ids, seen = own.blocks[index][row], own.epochs[index][row]
+        nothing, size = cache.plan.blocks[index], pool.block_tokens
         unfinished = get(table.stage, ids, Stage.FREE) == Stage.WRITING
-        shared = jnp.where(unfinished, cache.plan.blocks[index], ids)
+        shared = jnp.where(unfinished, nothing, ids)
         table = lifecycle.pin(table, shared, clock)
-        # Between steps a row writes at most one block of a pool.
-        copied = _copied(pool.form, table, ids, unfinished, clock)
+        # A state that steps ran past stays unfinished for good: only the block of the
+        # last token goes on being written.
+        length = own.length[row]
+        reach = jnp.maximum(length, own.held[row, index])
+        number = rowlib.block_numbers(reach[None], size, ids.shape[0])[0]
+        current = unfinished & (number == (length - 1) // size)
+        copied = _copied(pool.form, table, table, ids, current, clock)
         granted = granted & copied.granted
         tables.append(copied.table)
-        blocks.append(jnp.where(unfinished, copied.target, ids))
-        epochs.append(jnp.where(unfinished, copied.epoch, seen))
+        blocks.append(jnp.where(current, copied.target, shared))
+        epochs.append(jnp.where(current, copied.epoch, jnp.where(unfinished, 0, seen)))
         copies.append(copied)
     new = own.ticket[child] + 1
     changes = {
@@ -124,13 +130,15 @@ def rewind(
             held = held & _checkpoint(table, ids, length, before, size)
         table = rowlib.let_go(table, dropped[index], own.epochs[index][row], clock)
         number = rowlib.block_numbers(length[None], size, ids.shape[0])[0]
-        # The block that the next token is written to, if something else reads it.
+        # The block that the next token is written to, if it was finished.  Let go of
+        # first: where nobody else has it, it is handed out again, and nothing moves.
         again = (number == length // size) & (length % size != 0)
         again = again & (get(table.stage, ids, Stage.FREE) == Stage.SEALED)
-        copied = _copied(pool.form, table, ids, again, clock)
-        granted = granted & copied.granted
         old = jnp.where(again, ids, cache.plan.blocks[index])
-        tables.append(rowlib.let_go(copied.table, old, seen, clock))
+        after = rowlib.let_go(table, old, seen, clock)
+        copied = _copied(pool.form, after, table, ids, again, clock)
+        granted = granted & copied.granted
+        tables.append(copied.table)
         blocks.append(jnp.where(again, copied.target, ids))
         epochs.append(jnp.where(again, copied.epoch, seen))
         copies.append(copied)
@@ -178,9 +186,17 @@ class _Copied:
 
 
 def _copied(
-    form: Form, table: StateTable, ids: jax.Array, wanted: jax.Array, clock: jax.Array
+    form: Form,
+    table: StateTable,
+    before: StateTable,
+    ids: jax.Array,
+    wanted: jax.Array,
+    clock: jax.Array,
 ) -> _Copied:
-    """Hands out a block like the wanted one of ``ids`` (``[C]``), to be written."""
+    """Hands out a block like the wanted one of ``ids`` (``[C]``), to be written.
+
+    ``before`` says what that one holds; in ``table`` it may be free by now.
+    """
     size = table.stage.shape[0]
     want = jnp.any(wanted)
     source = jnp.where(want, ids[jnp.argmax(wanted)], size)
@@ -188,8 +204,8 @@ def _copied(
         table,
         want[None],
         form=form,
-        version=get(table.version, source, 0)[None],
-        first=get(table.first, source, 0)[None],
+        version=get(before.version, source, 0)[None],
+        first=get(before.first, source, 0)[None],
         clock=clock,
     )
     target = target[0]

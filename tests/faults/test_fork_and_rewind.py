@@ -57,7 +57,14 @@ def can_rewind(session, lease, length):
     return session.prefixes.can_rewind(session.cache, lease, length)
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
+def run_unchecked(session, lease):
+    """A step of one token in a state that the laws do not hold in."""
+    cache, status, reads = session.step(session.cache, session.inputs([(lease, [1])]))
+    session.cache = cache
+    return [hc.Status(int(status[0]))], reads
+
+
+@pytest.mark.parametrize("name", toy.marked(MODELS, "fine", "recurrent"))
 @settings(max_examples=12)
 @given(acts=ACTS)
 def test_every_row_is_what_a_cold_run_of_its_tokens_is(name, acts):
@@ -145,14 +152,22 @@ def test_the_rollback_that_was_planned_is_held_whatever_ran(kinds, tokens, back)
 @settings(max_examples=20)
 @given(first=st.integers(1, 14), more=st.integers(1, 8))
 def test_what_is_said_beforehand_is_so_afterwards(first, more):
-    """Without a margin, token by token: asked and tried say the same."""
+    """Without a margin, token by token; the step after them finds no room."""
     model = toy.fine()
     session = fresh(model)
     lease = session.admit([])
     session.feed(lease, [5] * first, [1])
     said = session.prefixes.can_rewind_after(session.cache, lease, more)
     session.feed(lease, [6] * more, [1])
-    assert can_rewind(session, lease, first) == said
+    sound = session.cache
+    tables = [
+        dataclasses.replace(t, num_free=t.num_free * 0) for t in session.cache.tables
+    ]
+    session.cache = dataclasses.replace(session.cache, tables=tuple(tables))
+    (status,), _ = run_unchecked(session, lease)
+    assert status == hc.Status.NO_ROOM
+    session.cache = dataclasses.replace(session.cache, tables=sound.tables)
+    assert can_rewind(session, lease, first) or not said
 
 
 def test_b11_a_round_of_drafts_after_the_window_has_wrapped():
@@ -199,6 +214,45 @@ def test_b68_the_record_and_the_sibling_stay_as_they_were():
     session.feed(first, [0])
     session.check(second, [*toy.P[:5], 9])
     session.check(first, [*toy.P[:5], 0])
+
+
+def test_a_fork_past_an_unfinished_state_leaves_no_block_behind():
+    """3 and 6 tokens: the state at 3 was never finished, and is nobody's to copy."""
+    session = fresh(toy.model((toy.STATE, toy.FULL)))
+    lease = session.admit([])
+    session.feed(lease, toy.P[:9], [3, 6])
+    child = fork(session, lease)
+    session.feed(child, [7, 7])
+    session.check(child, [*toy.P[:9], 7, 7])
+    session.feed(lease, [8])
+    session.check(lease, [*toy.P[:9], 8])
+    for row in (child, lease):
+        session.release(row, publish=False)
+    for counts in session.prefixes.account(session.cache).values():
+        assert counts["free"] == counts["total"]
+
+
+def test_a_row_alone_needs_no_free_block_to_go_back():
+    model = toy.model((toy.FULL,), max_length=8, rows=1, stored=0)
+    session = fresh(model)
+    lease = session.admit([])
+    session.feed(lease, toy.P[:8])
+    assert int(session.cache.tables[0].num_free) == 0
+    lease = rewind(session, lease, 7)
+    session.check(lease, list(toy.P[:7]))
+    session.feed(lease, [0])
+    session.check(lease, [*toy.P[:7], 0])
+
+
+@pytest.mark.parametrize("length", [-1, 25, 2**40, -(2**40)])
+def test_a_length_that_no_row_has_is_refused(length):
+    session = fresh(toy.only_full())
+    lease = session.admit([])
+    session.feed(lease, [3, 1, 4])
+    assert not can_rewind(session, lease, length)
+    with pytest.raises(ValueError, match="stands at 3"):
+        rewind(session, lease, length)
+    session.check(lease, [3, 1, 4])
 
 
 def test_a_recurrent_row_goes_back_to_its_checkpoint_alone():

@@ -151,7 +151,7 @@ def test_the_derived_replay_is_exact_and_one_token_less_is_not(name):
 
     cache, state, _ = replayed(run, cache, prefixes, point, later=1)
     late = state_difference(state, cold)
-    assert late > 10 * exact
+    assert late > max(10 * exact, 1e-5)
     assert kept_bytes(cache) == before
     assert violations(cache) == []
 
