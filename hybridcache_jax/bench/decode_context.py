@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridcache_jax.bench.measure import Measurement, Report, median_seconds
+from hybridcache_jax.bench.measure import Measurement, Report, median_seconds_in_turn
 from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.codes import Stage, Status
 from hybridcache_jax.entry import Entry, Plane
@@ -53,7 +54,8 @@ def run() -> Report:
         ("the same, ranking included", _SPARSE, _ranked, None),
         ("full history", LayerSpec(global_=Entries(_ENTRY)), _per_token, None),
     ):
-        times = [_step_time(layer, length, body) for length in _CONTEXTS]
+        steps = [_decode_step(layer, length, body) for length in _CONTEXTS]
+        times = median_seconds_in_turn(steps, repeat=100)
         for length, seconds in zip(_CONTEXTS, times, strict=True):
             lines.append(
                 Measurement(
@@ -105,7 +107,8 @@ def _written(view: StepView) -> StepView:
     return view.compress(0, pool, to="index", value=raw, gate=raw)
 
 
-def _step_time(layer: LayerSpec, length: int, body: Run) -> float:
+def _decode_step(layer: LayerSpec, length: int, body: Run) -> Callable[[], Any]:
+    """Runs one more token of a row with ``length`` tokens behind it."""
     spec = CacheSpec.from_layers([layer], block_tokens=_BLOCK)
     plan = plan_capacity(
         spec,
@@ -134,7 +137,7 @@ def _step_time(layer: LayerSpec, length: int, body: Run) -> float:
     status, _ = once()
     if status[0] != Status.OK:
         raise AssertionError(f"The bench's row did not run: status {status[0]}")
-    return median_seconds(once, repeat=20)
+    return once
 
 
 def _as_if_run(cache: HybridCache, row: int, length: int) -> HybridCache:

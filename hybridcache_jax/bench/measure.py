@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -79,3 +79,22 @@ def median_seconds(
         if attempt:
             times.append(time.perf_counter() - start)
     return float(np.median(times))
+
+
+def median_seconds_in_turn(
+    functions: Sequence[Callable[[], Any]], *, repeat: int
+) -> list[float]:
+    """Median wall times of calls made in turn: what disturbs one disturbs all.
+
+    Args:
+      functions: what is compared; each result is waited for.
+      repeat: rounds, after one that is not timed.
+    """
+    times: list[list[float]] = [[] for _ in functions]
+    for attempt in range(repeat + 1):
+        for function, mine in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(function())
+            if attempt:
+                mine.append(time.perf_counter() - start)
+    return [float(np.median(mine)) for mine in times]
