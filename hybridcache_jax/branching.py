@@ -10,7 +10,7 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
 from hybridcache_jax.errors import LeaseError, NoRoomError
 from hybridcache_jax.forms import RULES, required
-from hybridcache_jax.lease import Lease
+from hybridcache_jax.lease import Lease, idle_row
 from hybridcache_jax.lineage import facts_of
 from hybridcache_jax.state import HybridCache
 
@@ -27,16 +27,10 @@ class Branching:
 
     def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
         """See :meth:`hybridcache_jax.PrefixCache.fork`."""
-        idle = np.flatnonzero(~np.asarray(cache.rows.live))
-        if len(idle) == 0:
-            raise NoRoomError(
-                f"All {self.plan.max_sequences} rows are taken; release one, or plan a "
-                "larger max_sequences."
-            )
-        child = np.int32(idle[0])
-        moved = self.fork_facts(facts_of(cache), *_receipt(lease), child)
+        child = idle_row(cache)
+        moved = self.fork_facts(facts_of(cache), *_receipt(lease), np.int32(child))
         _require(moved, lease, "forked")
-        new = Lease(int(child), int(moved.ticket), lease.plan)
+        new = Lease(child, int(moved.ticket), lease.plan)
         return self._after(cache, moved), new
 
     def rewind(

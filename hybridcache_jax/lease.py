@@ -20,6 +20,7 @@ from hybridcache_jax._typing import AnyArray, TokenIds
 from hybridcache_jax.append import StepInputs
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
+from hybridcache_jax.errors import NoRoomError
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
@@ -43,6 +44,21 @@ class Lease:
     def inputs(self, tokens: TokenIds) -> StepInputs:
         """Inputs of a step that runs ``tokens`` on this row alone."""
         return batch_inputs([(self, tokens)], batch=1, width=len(tokens))
+
+
+def idle_row(cache: HybridCache) -> int:
+    """The first row that nobody has.
+
+    Raises:
+      NoRoomError: if every row is taken.
+    """
+    idle = np.flatnonzero(~np.asarray(cache.rows.live))
+    if len(idle) == 0:
+        raise NoRoomError(
+            f"All {cache.plan.max_sequences} rows are taken; release one, or plan a "
+            "larger max_sequences."
+        )
+    return int(idle[0])
 
 
 @jax.tree_util.register_dataclass

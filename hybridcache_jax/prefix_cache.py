@@ -18,7 +18,7 @@ from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.branching import Branching
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
-from hybridcache_jax.errors import LeaseError, NoRoomError
+from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease
@@ -134,13 +134,7 @@ class PrefixCache:
                 f"The plan resumes at {plan.length} only once its blocks are loaded; "
                 "load them and match again."
             )
-        idle = np.flatnonzero(~np.asarray(cache.rows.live))
-        if len(idle) == 0:
-            raise NoRoomError(
-                f"All {self.plan.max_sequences} rows are taken; release one, or plan a "
-                "larger max_sequences."
-            )
-        row = int(idle[0])
+        row = leaselib.idle_row(cache)
         cache, status, ticket = self._admit(
             cache,
             leaselib.admission(self.plan, plan, row, self._version(plan.identity)),

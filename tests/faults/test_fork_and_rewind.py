@@ -16,14 +16,6 @@ from hypothesis import strategies as st
 import hybridcache_jax as hc
 from hybridcache_jax import LeaseError, NoRoomError, Verdict
 
-MODELS = {
-    "fine": toy.fine,
-    "csa": toy.csa,
-    "sparse": toy.sparse,
-    "recurrent": toy.recurrent,
-}
-
-
 DIGITS = st.integers(1, 9)
 ACTS = st.lists(
     st.tuples(
@@ -64,11 +56,11 @@ def run_unchecked(session, lease):
     return [hc.Status(int(status[0]))], reads
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine", "recurrent"))
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine", "recurrent"))
 @settings(max_examples=12)
 @given(acts=ACTS)
 def test_every_row_is_what_a_cold_run_of_its_tokens_is(name, acts):
-    model = MODELS[name]()
+    model = toy.EVERY_KIND[name]()
     session = fresh(model)
     rows = [(session.admit([]), [])]
     for act, number, tokens in acts:
@@ -120,7 +112,7 @@ def test_every_row_is_what_a_cold_run_of_its_tokens_is(name, acts):
 @given(tokens=st.lists(DIGITS, min_size=1, max_size=16), draft=st.integers(1, 8))
 def test_whatever_one_step_ran_can_be_rewound(name, tokens, draft):
     """A speculative round: draft in one step, keep some of it."""
-    model = MODELS[name]()
+    model = toy.EVERY_KIND[name]()
     session = fresh(model)
     lease = session.admit([])
     session.feed(lease, tokens, [3])

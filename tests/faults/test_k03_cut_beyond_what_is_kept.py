@@ -16,12 +16,6 @@ from hypothesis import strategies as st
 
 from hybridcache_jax import LeaseError, Status, Verdict
 
-MODELS = {
-    "fine": toy.fine,
-    "csa": toy.csa,
-    "sparse": toy.sparse,
-    "recurrent": toy.recurrent,
-}
 DIGITS = st.integers(0, 9)
 TOKENS = st.lists(DIGITS, min_size=24, max_size=24)
 SIZES = st.lists(st.integers(1, 8), min_size=1, max_size=5)
@@ -33,12 +27,12 @@ def can_resume(model, held, point):
     return point == 0 or want == (Verdict.RESUMABLE, point, point)
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=4)
 @given(tokens=TOKENS, sizes=SIZES, each=st.booleans())
 def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, each):
     """Every grid point of one record, by a plan that only claims it can be resumed."""
-    model = MODELS[name]()
+    model = toy.EVERY_KIND[name]()
     session = toy.Session(model)
     session.store(tokens, sizes, each=each)
     held = toy.stored_parts(model, session.cache)
@@ -64,12 +58,12 @@ def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, eac
         session.check(lease, tokens[:point] + more)
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=8)
 @given(tokens=TOKENS, keep=st.integers(0, 24), sizes=SIZES, data=st.data())
 def test_a_cut_of_a_record_equals_cold(name, tokens, keep, sizes, data):
     """The turn after an edit: the record's end is not part of what goes on."""
-    model = MODELS[name]()
+    model = toy.EVERY_KIND[name]()
     session = toy.Session(model)
     session.store(tokens, sizes, each=data.draw(st.booleans()))
     new = data.draw(st.lists(DIGITS, max_size=24 - keep))
@@ -84,12 +78,12 @@ def test_a_cut_of_a_record_equals_cold(name, tokens, keep, sizes, data):
     session.check(lease, prompt)
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=6)
 @given(tokens=TOKENS, drafts=st.lists(DIGITS, min_size=1, max_size=8), data=st.data())
 def test_rejected_drafts_leave_nothing(name, tokens, drafts, data):
     """Drafts on a second row that was given back: none is stored, seen or left."""
-    model = MODELS[name]()
+    model = toy.EVERY_KIND[name]()
     session = toy.Session(model)
     size = data.draw(st.integers(1, 16))
     session.store(tokens[:size], [4], each=True)
@@ -111,12 +105,12 @@ def test_rejected_drafts_leave_nothing(name, tokens, drafts, data):
     session.check(main, [*tokens[:size], *accepted, 9])
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=6)
 @given(tokens=TOKENS, data=st.data())
 def test_tokens_that_never_ran_are_not_published(name, tokens, data):
     """A record ends where its row really came to, whatever was asked or refused."""
-    model = MODELS[name]()
+    model = toy.EVERY_KIND[name]()
     session = toy.Session(model)
     size = data.draw(st.integers(0, 20))
     lease = session.admit(tokens)

@@ -16,14 +16,6 @@ from hypothesis import strategies as st
 from hybridcache_jax import Form, LeaseError, Reason, Verdict
 from hybridcache_jax.codes import Stage
 
-MODELS = {
-    "fine": toy.fine,
-    "csa": toy.csa,
-    "sparse": toy.sparse,
-    "recurrent": toy.recurrent,
-}
-
-
 PROMPTS = (
     [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4],
     [3, 1, 4, 1, 5, 9, 2, 6, 0, 0, 0, 0, 1, 1, 1, 1],
@@ -67,11 +59,11 @@ def answer(session, prompt):
     return lease.plan
 
 
-@pytest.mark.parametrize("name", toy.marked(MODELS, "fine"))
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=5)
 @given(acts=ACTS)
 def test_what_is_left_is_claimed_and_what_is_found_is_right(name, acts):
-    session = toy.Session(MODELS[name]())
+    session = toy.Session(toy.EVERY_KIND[name]())
     pools = session.model.plan.spec.pools
     for act, number in acts:
         if act == "store":
@@ -94,7 +86,7 @@ def test_what_is_left_is_claimed_and_what_is_found_is_right(name, acts):
 @pytest.mark.parametrize("name", toy.marked(["fine", "csa", "sparse"], "fine"))
 def test_a_form_whose_siblings_are_gone_goes_too(name):
     """Without its history a record is of no use: its windows and tails go at once."""
-    session = toy.Session(MODELS[name]())
+    session = toy.Session(toy.EVERY_KIND[name]())
     session.store(PROMPTS[0], each=True)
     assert any(kept(session))
     history = next(
@@ -132,7 +124,7 @@ def interrupt(*_):
 @pytest.mark.parametrize("name", toy.marked(["fine", "csa"], "fine"))
 def test_an_eviction_that_raises_half_way_costs_no_token(name, phase, monkeypatch):
     """The caller still has the value from before; claims may be gone, facts not."""
-    session = toy.Session(MODELS[name]())
+    session = toy.Session(toy.EVERY_KIND[name]())
     session.store(PROMPTS[0])
     before = session.cache
     with monkeypatch.context() as patch:
@@ -151,7 +143,7 @@ def test_an_eviction_that_raises_half_way_costs_no_token(name, phase, monkeypatc
 @pytest.mark.parametrize("name", toy.marked(["fine", "csa"], "fine"))
 def test_a_cache_between_the_phases_is_settled_by_recover(name):
     """Blocks about to go are nobody's to read, and are what they were afterwards."""
-    session = toy.Session(MODELS[name]())
+    session = toy.Session(toy.EVERY_KIND[name]())
     session.store(PROMPTS[0])
     prompt = [*PROMPTS[0], 7]
     want = session.match(prompt)

@@ -160,6 +160,10 @@ def recurrent() -> Model:
     return model(RECURRENT, style="chain")
 
 
+# Together they have every kind of layer.
+EVERY_KIND = {"fine": fine, "csa": csa, "sparse": sparse, "recurrent": recurrent}
+
+
 def three_forms() -> Model:
     """A full layer and windows of 3 and 6 in 8 bits with scales, none of them read.
 
