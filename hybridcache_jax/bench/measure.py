@@ -60,25 +60,14 @@ class Report:
         }
 
 
-def median_seconds(
-    function: Callable[[], Any], *, repeat: int, before: Callable[[], Any] | None = None
-) -> float:
+def median_seconds(function: Callable[[], Any], *, repeat: int) -> float:
     """Median wall time of calls, each waited for.
 
     Args:
       function: what is timed; its result is waited for.
       repeat: timed calls, after one that is not.
-      before: run before each call, not timed.
     """
-    times = []
-    for attempt in range(repeat + 1):
-        if before:
-            before()
-        start = time.perf_counter()
-        jax.block_until_ready(function())
-        if attempt:
-            times.append(time.perf_counter() - start)
-    return float(np.median(times))
+    return median_seconds_in_turn([function], repeat=repeat)[0]
 
 
 def median_seconds_in_turn(
