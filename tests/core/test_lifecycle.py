@@ -273,6 +273,7 @@ def step(table, model, name, numbers, amount):
     return table
 
 
+@pytest.mark.kind("K23")
 @settings(max_examples=120)
 @given(STEPS)
 def test_any_history_of_transitions_agrees_with_the_model(steps):

@@ -56,6 +56,7 @@ def run_unchecked(session, lease):
     return [hc.Status(int(status[0]))], reads
 
 
+@pytest.mark.kind("K17")
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine", "recurrent"))
 @settings(max_examples=12)
 @given(acts=ACTS)
@@ -141,6 +142,7 @@ def test_the_rollback_that_was_planned_is_held_whatever_ran(kinds, tokens, back)
     session.check(lease, tokens[: len(tokens) - back])
 
 
+@pytest.mark.kind("K03")
 @settings(max_examples=20)
 @given(first=st.integers(1, 14), more=st.integers(1, 8))
 def test_what_is_said_beforehand_is_so_afterwards(first, more):

@@ -45,6 +45,7 @@ def follow(session, prompt, sizes=(toy.WIDTH,)):
     return lease
 
 
+@pytest.mark.kind("K01")
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=25)
 @given(data=st.data())

@@ -33,6 +33,7 @@ def wide_ring():
     return toy.model((toy.window(6),), blocks=2, max_chunk=16)
 
 
+@pytest.mark.kind("K02")
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=25)
 @given(ops=OPS)
@@ -56,6 +57,7 @@ def test_the_window_is_a_map_from_position_to_entry(name, ops):
         session.check(lease, done)
 
 
+@pytest.mark.kind("K02")
 @settings(max_examples=25)
 @given(data=st.data())
 def test_the_blocks_handed_out_are_not_observable(data):
@@ -82,6 +84,7 @@ def test_the_blocks_handed_out_are_not_observable(data):
     toy.assert_same_state(state, other_state)
 
 
+@pytest.mark.kind("K02")
 @settings(max_examples=25)
 @given(
     tokens=st.lists(DIGITS, min_size=1, max_size=24),

@@ -27,6 +27,7 @@ def can_resume(model, held, point):
     return point == 0 or want == (Verdict.RESUMABLE, point, point)
 
 
+@pytest.mark.kind("K03")
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=4)
 @given(tokens=TOKENS, sizes=SIZES, each=st.booleans())
@@ -58,6 +59,7 @@ def test_a_row_goes_back_to_a_point_iff_every_form_does(name, tokens, sizes, eac
         session.check(lease, tokens[:point] + more)
 
 
+@pytest.mark.kind("K03")
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=8)
 @given(tokens=TOKENS, keep=st.integers(0, 24), sizes=SIZES, data=st.data())
@@ -78,6 +80,7 @@ def test_a_cut_of_a_record_equals_cold(name, tokens, keep, sizes, data):
     session.check(lease, prompt)
 
 
+@pytest.mark.kind("K03")
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=6)
 @given(tokens=TOKENS, drafts=st.lists(DIGITS, min_size=1, max_size=8), data=st.data())

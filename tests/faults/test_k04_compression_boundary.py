@@ -35,6 +35,7 @@ def rows_of(session, lease, layer):
     return made.planes["k"].ravel().tolist(), tail.planes["x"].ravel().tolist()
 
 
+@pytest.mark.kind("K04")
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=12)
 @given(ops=OPS)
@@ -60,6 +61,7 @@ def test_entries_and_tails_are_those_of_a_cold_run(name, ops):
         session.check(lease, done)
 
 
+@pytest.mark.kind("K04")
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=8)
 @given(size=st.integers(0, 24), sizes=st.lists(st.integers(1, 8), min_size=1))

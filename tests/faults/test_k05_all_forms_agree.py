@@ -101,6 +101,7 @@ def test_any_block_of_any_form_is_missed(name):
     }
 
 
+@pytest.mark.kind("K05")
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=12)
 @given(data=st.data())

@@ -76,6 +76,7 @@ def test_b27_no_trimming_of_a_snapshot(asked):
     assert plan.start == max(p for p in (0, 4, 8) if p < asked)
 
 
+@pytest.mark.kind("K06")
 @settings(max_examples=25)
 @given(data=st.data(), sizes=SIZES, each=st.booleans())
 def test_a_state_is_resumed_where_it_was_taken_or_not_at_all(data, sizes, each):
@@ -105,6 +106,7 @@ def test_a_state_is_resumed_where_it_was_taken_or_not_at_all(data, sizes, each):
     follow(session, prompt)
 
 
+@pytest.mark.kind("K06")
 @settings(max_examples=8)
 @given(prompt=TOKENS, point=st.sampled_from([12, 16, 20]))
 def test_a_replay_begins_at_the_last_checkpoint_that_is_early_enough(prompt, point):

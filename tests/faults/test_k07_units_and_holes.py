@@ -6,6 +6,7 @@ is what was promised, else the verdict drops to what can be restored.
 """
 
 import numpy as np
+import pytest
 import toy
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hybridcache_jax import Form, Reason, Verdict
 DIGITS = st.integers(1, 9)
 
 
+@pytest.mark.kind("K07")
 @settings(max_examples=50)
 @given(data=st.data())
 def test_the_plan_promises_what_is_there_and_keeps_it(data):
@@ -50,6 +52,7 @@ def test_the_plan_promises_what_is_there_and_keeps_it(data):
     session.check(lease, prompt)
 
 
+@pytest.mark.kind("K07")
 @settings(max_examples=25)
 @given(data=st.data())
 def test_eviction_drops_the_plan_to_what_is_left(data):

@@ -160,6 +160,7 @@ def pool_of(entry):
     return hc.CacheSpec.from_layers([layer], block_tokens=4).pools[0]
 
 
+@pytest.mark.kind("K11")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=10)
 @given(data=st.data())

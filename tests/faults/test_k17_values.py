@@ -76,6 +76,7 @@ class Forest:
             assert self.records.setdefault(key, content) == content
 
 
+@pytest.mark.kind("K17")
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=30)
 @given(ops=OPS)

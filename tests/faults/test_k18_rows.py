@@ -65,6 +65,7 @@ PROMPTS = st.lists(st.lists(DIGITS, min_size=1, max_size=20), min_size=3, max_si
 STEPS = st.lists(STEP, min_size=1, max_size=4)
 
 
+@pytest.mark.kind("K18")
 @settings(max_examples=30)
 @given(prompts=PROMPTS, plan=STEPS, seed=st.integers(0, 9))
 def test_rows_equal_cold_whatever_their_neighbours(prompts, plan, seed):
@@ -147,6 +148,7 @@ def test_b71_a_row_shows_nothing_of_its_last_occupant(stored):
     session.check(lease, toy.P[:9])
 
 
+@pytest.mark.kind("K18")
 @settings(max_examples=25)
 @given(
     first=st.lists(DIGITS, min_size=1, max_size=24),

@@ -32,6 +32,7 @@ def padded(inputs: StepInputs, pad: int, row: int) -> StepInputs:
     )
 
 
+@pytest.mark.kind("K19")
 @settings(max_examples=40)
 @given(
     prompts=st.lists(st.lists(DIGITS, min_size=1, max_size=16), min_size=1, max_size=2),
@@ -63,6 +64,7 @@ def test_padding_is_not_observable(prompts, sizes, pad, row):
     assert toy.unchanged(results[0][2], results[1][2])
 
 
+@pytest.mark.kind("K19")
 @settings(max_examples=25)
 @given(
     tokens=st.lists(DIGITS, min_size=9, max_size=24),

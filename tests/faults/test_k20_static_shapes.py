@@ -109,6 +109,7 @@ def spoiled(inputs, place, row=None, count=None, token=None, ticket=None):
     return dataclasses.replace(inputs, **arrays)
 
 
+@pytest.mark.kind("K20")
 @pytest.mark.parametrize("what", WRONG)
 @settings(max_examples=8)
 @given(

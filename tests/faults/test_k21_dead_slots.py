@@ -114,6 +114,7 @@ def assert_same_bits(one, other):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.kind("K21")
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=25)
 @given(data=st.data(), poison=st.sampled_from(sorted(POISON)))
@@ -142,6 +143,7 @@ def test_slots_behind_the_window_are_not_observable(name, data, poison):
     assert_same_bits(want, play(session, dirty, stored, leases, new))
 
 
+@pytest.mark.kind("K21")
 @settings(max_examples=25)
 @given(data=st.data(), poison=st.sampled_from(sorted(POISON)))
 def test_records_do_not_depend_on_unused_slots(data, poison):

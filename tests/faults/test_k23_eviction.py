@@ -59,6 +59,7 @@ def answer(session, prompt):
     return lease.plan
 
 
+@pytest.mark.kind("K23")
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=5)
 @given(acts=ACTS)

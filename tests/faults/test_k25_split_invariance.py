@@ -47,6 +47,7 @@ MODELS = {
 LENGTHS = [0, 1, 2, 3, 4, 5, 6, 8, 9, 12, 13, 16, 23, 24]
 
 
+@pytest.mark.kind("K25")
 @pytest.mark.parametrize(
     "name", toy.marked(MODELS, "only window", "only full", "mixed")
 )

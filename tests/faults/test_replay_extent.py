@@ -79,6 +79,7 @@ def full_bytes(model, cache):
     return {key: x for key, x in toy.kept_bytes(cache).items() if key[0] in pools}
 
 
+@pytest.mark.kind("K06")
 @pytest.mark.parametrize(("build", "start", "point"), CASES)
 @settings(max_examples=5)
 @given(prompt=PROMPTS, sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3))
