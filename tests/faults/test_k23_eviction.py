@@ -7,6 +7,7 @@ is interrupted between its phases is settled without a wrong or a lost block.
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
@@ -161,3 +162,58 @@ def test_a_cache_between_the_phases_is_settled_by_recover(name):
     stages = {int(s) for table in session.cache.tables for s in np.asarray(table.stage)}
     assert stages <= {Stage.FREE, Stage.SEALED}
     assert answer(session, prompt).length == want.length
+
+
+def test_b86_a_pinned_record_is_skipped_and_can_go_afterwards():
+    """A row resumes the oldest record while space is needed: the other ones go."""
+    session = toy.Session(toy.only_full())
+    for prompt in PROMPTS:
+        session.store(prompt)
+    lease = session.admit([*PROMPTS[2], 7])
+    assert lease.plan.length == 12
+    total = session.prefixes.plan.blocks[0]
+    session.put(session.prefixes.make_room(session.cache, [total]))
+    (counts,) = session.prefixes.account(session.cache).values()
+    assert (counts["pinned"], counts["free"]) == (3, total - 3)
+    assert min(np.asarray(session.cache.tables[0].pins).tolist()) == 0
+    # No live block is handed out: another row fills what is free.
+    other = session.admit([])
+    session.feed(other, [9] * 24)
+    session.check(lease, PROMPTS[2])
+    assert answer(session, [*PROMPTS[2], 7]).length == 12
+    session.release(lease, publish=False)
+    session.release(other, publish=False)
+    session.put(session.prefixes.make_room(session.cache, [total]))
+    (counts,) = session.prefixes.account(session.cache).values()
+    assert counts["free"] == total
+    assert min(np.asarray(session.cache.tables[0].pins).tolist()) == 0
+
+
+@pytest.mark.parametrize("year", [0.0, 4e9])
+def test_b87_no_clock_decides_what_is_valid_or_immortal(year, monkeypatch):
+    """One record's age is missing, another's lies ahead, the clocks have moved back."""
+    session = toy.Session(toy.only_full())
+    prompts = [[n] * 8 for n in (1, 2, 3)]
+    for prompt in prompts:
+        session.store(prompt)
+    monkeypatch.setattr("time.time", lambda: year)
+    (table,) = session.cache.tables
+    blocks = [session.match([*p, 7]).claims.blocks[0].tolist() for p in prompts]
+    used = np.array(table.used)
+    used[blocks[0]] = 0
+    used[blocks[1]] = np.iinfo(np.int32).max
+    aged = dataclasses.replace(table, used=jnp.asarray(used))
+    session.put(
+        dataclasses.replace(
+            session.cache, tables=(aged,), clock=jnp.zeros_like(session.cache.clock)
+        )
+    )
+    assert [session.match([*p, 7]).length for p in prompts] == [8, 8, 8]
+    lease = session.admit([*prompts[0], 7])
+    total = session.prefixes.plan.blocks[0]
+    session.put(session.prefixes.make_room(session.cache, [total]))
+    session.check(lease, prompts[0])
+    assert [session.match([*p, 7]).length for p in prompts] == [8, 0, 0]
+    session.release(lease, publish=False)
+    session.put(session.prefixes.make_room(session.cache, [total]))
+    assert int(session.cache.tables[0].num_free) == total
