@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from hybridcache_jax.layers import Window as Window
     from hybridcache_jax.lease import Lease as Lease
     from hybridcache_jax.lease import batch_inputs as batch_inputs
+    from hybridcache_jax.observe import MemoryRegistry as MemoryRegistry
+    from hybridcache_jax.observe import Metrics as Metrics
+    from hybridcache_jax.observe import PrometheusRegistry as PrometheusRegistry
     from hybridcache_jax.prefix_cache import PrefixCache as PrefixCache
     from hybridcache_jax.resume import CostModel as CostModel
     from hybridcache_jax.resume_plan import ResumePlan as ResumePlan
@@ -58,9 +61,12 @@ _HOME = {
     "LayerSpec": "layers",
     "Lease": "lease",
     "LeaseError": "errors",
+    "MemoryRegistry": "observe",
+    "Metrics": "observe",
     "NoRoomError": "errors",
     "Plane": "entry",
     "PrefixCache": "prefix_cache",
+    "PrometheusRegistry": "observe",
     "Reason": "codes",
     "RecurrentState": "layers",
     "ResumePlan": "resume_plan",

@@ -149,10 +149,13 @@ def evictable(table: StateTable) -> jax.Array:
 def account(table: StateTable) -> dict[str, jax.Array]:
     """Counts blocks by what they are: the parts add up to the pool's size.
 
+    Runs in the namespace of its argument: on a snapshot nothing is compiled.
+
     Returns:
       ``[]`` int32 each: ``free``, ``evictable``, ``pinned`` (sealed), ``writing``,
       ``moving`` (all other stages), ``total``.
     """
+    xp = table.stage.__array_namespace__()
     sealed = table.stage == Stage.SEALED
     stored = evictable(table)
     counts = {
@@ -161,9 +164,9 @@ def account(table: StateTable) -> dict[str, jax.Array]:
         "pinned": sealed & ~stored,
         "writing": table.stage == Stage.WRITING,
         "moving": table.stage > Stage.SEALED,
-        "total": jnp.ones_like(sealed),
+        "total": xp.ones_like(sealed),
     }
-    return {name: jnp.sum(part, dtype=jnp.int32) for name, part in counts.items()}
+    return {name: xp.sum(part, dtype=xp.int32) for name, part in counts.items()}
 
 
 def _first_mentions(ids: jax.Array) -> jax.Array:

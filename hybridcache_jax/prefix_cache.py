@@ -24,6 +24,9 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease
 from hybridcache_jax.lineage import Lineage, OnFacts, facts_of, with_tables
 from hybridcache_jax.matching import make_cold_plan, make_plan, snapshot
+from hybridcache_jax.observe.declarations import Where, Why
+from hybridcache_jax.observe.metrics import Metrics
+from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.prefix_index import NOTHING, Holds, PrefixIndex
 from hybridcache_jax.publication import collect
 from hybridcache_jax.resume import CostModel
@@ -39,18 +42,26 @@ _UNKNOWN = 0
 class PrefixCache:
     """Stored prefixes of one cache: claims, and the way from claim to lease."""
 
-    def __init__(self, plan: CapacityPlan, *, cost: CostModel = CostModel()):
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        *,
+        cost: CostModel = CostModel(),
+        metrics: Metrics = Metrics(),
+    ):
         """An empty store of prefixes.
 
         Args:
           plan: the plan of the caches it will be used with.
           cost: rates by which waiting, replaying and recomputing are compared.
+          metrics: where to count what happens; by default nowhere.
         """
         self.plan = plan
         self.cost = cost
         self._index = PrefixIndex(plan.spec)
         self._versions: dict[Identity, int] = {}
         self._line = Lineage(plan)
+        self._watch = Watch(plan, metrics)
         self._essential = tuple(
             number
             for number, pool in enumerate(plan.spec.pools)
@@ -96,7 +107,7 @@ class PrefixCache:
                 f"The prompt has {len(ids)} tokens, the plan allows "
                 f"{self.plan.max_length}; shorten it or plan a larger max_length."
             )
-        return make_plan(
+        plan = make_plan(
             self.plan.spec,
             snapshot(cache),
             self._index,
@@ -105,6 +116,8 @@ class PrefixCache:
             self._versions.get(identity, _UNKNOWN),
             self.cost,
         )
+        self._watch.matched(plan)
+        return plan
 
     def cold_plan(self, tokens: TokenIds, identity: Identity) -> ResumePlan:
         """A plan that reuses nothing, for runs that must be cold."""
@@ -140,10 +153,13 @@ class PrefixCache:
             leaselib.admission(self.plan, plan, row, self._version(plan.identity)),
         )
         if int(status) != Status.OK:
+            self._watch.stale(Where.ACQUIRE)
             raise LeaseError(
                 "A block of this plan changed hands since it was matched; match again."
             )
-        return self._line.stamped(cache), Lease(row, int(ticket), plan)
+        lease = Lease(row, int(ticket), plan)
+        self._watch.acquired(cache, lease)
+        return self._line.stamped(cache), lease
 
     def publish(self, cache: HybridCache, lease: Lease) -> HybridCache:
         """Stores what a row has run so far as a prefix that others may resume.
@@ -163,6 +179,7 @@ class PrefixCache:
         row, ticket = np.array([lease.row]), np.array([lease.ticket])
         status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
         if status[0] != Status.OK:
+            self._watch.stale(Where.PUBLISH)
             raise LeaseError(
                 f"The lease on row {lease.row} no longer holds; nothing was published. "
                 "Match and acquire again."
@@ -174,7 +191,9 @@ class PrefixCache:
         holds = self._holds(snapshot(cache), identity)
         self._index.insert(identity, offer.tokens, offer.blocks, offer.epochs, holds)
         accepted = self._index.lookup(identity, offer.tokens)
-        return self._line.stamped(self._keep(cache, *offer.marks(self.plan, accepted)))
+        after = self._keep(cache, *offer.marks(self.plan, accepted))
+        self._watch.stored(cache, after)
+        return self._line.stamped(after)
 
     def release(
         self, cache: HybridCache, lease: Lease, *, publish: bool = True
@@ -199,6 +218,7 @@ class PrefixCache:
                 f"Row {lease.row} is not held by ticket {lease.ticket}; a lease is "
                 "released once, by its own receipt."
             )
+        self._watch.released(cache, lease)
         return self._line.stamped(cache)
 
     def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
@@ -218,6 +238,7 @@ class PrefixCache:
         """
         self._line.require_newest(cache)
         cache, child = self._branching.fork(cache, lease)
+        self._watch.granted(cache, child)
         return self._line.stamped(cache), child
 
     def rewind(
@@ -238,8 +259,9 @@ class PrefixCache:
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        cache, lease = self._branching.rewind(cache, lease, length)
-        return self._line.stamped(cache), lease
+        cache, new = self._branching.rewind(cache, lease, length)
+        self._watch.reissued(lease, new)
+        return self._line.stamped(cache), new
 
     def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
         """Whether every form of a row still holds what resuming there requires.
@@ -278,7 +300,7 @@ class PrefixCache:
             max(0, want - int(table.num_free))
             for want, table in zip(blocks, cache.tables, strict=True)
         ]
-        return self._evict_counts(cache, short) if any(short) else cache
+        return self._evict_counts(cache, short, Why.ROOM) if any(short) else cache
 
     def evict(self, cache: HybridCache, form: Form) -> HybridCache:
         """Evicts every stored block of one form that nobody has pinned."""
@@ -286,7 +308,7 @@ class PrefixCache:
             count if pool.form == form else 0
             for pool, count in zip(self.plan.spec.pools, self.plan.blocks, strict=True)
         ]
-        return self._evict_counts(cache, counts)
+        return self._evict_counts(cache, counts, Why.ASKED)
 
     def recover(self, cache: HybridCache) -> HybridCache:
         """Settles what an interrupted eviction left behind.
@@ -301,8 +323,10 @@ class PrefixCache:
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        cache = with_tables(cache, map(self._recover, cache.tables))
-        return self._line.stamped(self._without_dead_weight(cache))
+        after = with_tables(cache, map(self._recover, cache.tables))
+        after = self._without_dead_weight(after)
+        self._watch.lost(cache, after)
+        return self._line.stamped(after)
 
     def warm_up(self, cache: HybridCache, identity: Identity) -> HybridCache:
         """Compiles the transitions of serving by acquiring and releasing a row once.
@@ -316,35 +340,46 @@ class PrefixCache:
         Returns:
           A cache that holds what it held before.
         """
-        cache, lease = self.acquire(cache, self.cold_plan([0], identity))
-        cache = self.publish(cache, lease)
         nothing = tuple(
             np.full(self.plan.columns(number), NOTHING)
             for number in range(len(self.plan.blocks))
         )
-        cache = self._keep(cache, nothing, nothing)
-        cache = self.release(cache, lease, publish=False)
-        return self.recover(self._evict_counts(cache, [0] * len(self.plan.blocks)))
+        with self._watch.paused():
+            cache, lease = self.acquire(cache, self.cold_plan([0], identity))
+            cache = self.publish(cache, lease)
+            cache = self._keep(cache, nothing, nothing)
+            cache = self.release(cache, lease, publish=False)
+        none = [0] * len(self.plan.blocks)
+        return self.recover(self._evict_counts(cache, none, Why.ASKED))
 
     def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
-        """Per pool, how many blocks are what; the parts add up to ``total``."""
-        return {
-            pool.name: {k: int(v) for k, v in lifecycle.account(table).items()}
-            for pool, table in zip(self.plan.spec.pools, cache.tables, strict=True)
-        }
+        """Per pool, how many blocks are what; the parts add up to ``total``.
 
-    def _evict_counts(self, cache: HybridCache, counts: Sequence[int]) -> HybridCache:
+        The gauges of the metrics are set to the same.
+        """
+        accounts = {
+            pool.name: {k: int(v) for k, v in lifecycle.account(table).items()}
+            for pool, table in zip(self.plan.spec.pools, snapshot(cache), strict=True)
+        }
+        self._watch.sampled(accounts, self._index)
+        return accounts
+
+    def _evict_counts(
+        self, cache: HybridCache, counts: Sequence[int], why: Why
+    ) -> HybridCache:
         self._line.require_newest(cache)
         begun = [
             self._begin_eviction(table, np.int32(count))
             for table, count in zip(cache.tables, counts, strict=True)
         ]
-        cache = self._without_dead_weight(with_tables(cache, (t for t, _ in begun)))
+        after = self._without_dead_weight(with_tables(cache, (t for t, _ in begun)))
         finished = (
             self._finish_eviction(table, ids)
-            for table, (_, ids) in zip(cache.tables, begun, strict=True)
+            for table, (_, ids) in zip(after.tables, begun, strict=True)
         )
-        return self._line.stamped(with_tables(cache, finished))
+        after = with_tables(after, finished)
+        self._watch.lost(cache, after, [ids for _, ids in begun], why)
+        return self._line.stamped(after)
 
     def _without_dead_weight(self, cache: HybridCache) -> HybridCache:
         """Drops claims that can never be resumed, and what nobody claims any more."""

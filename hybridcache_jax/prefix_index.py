@@ -78,6 +78,16 @@ class PrefixIndex:
         """Tokens on all edges, shared parts counted once."""
         return sum(len(node.tokens) for node in self._nodes())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of token ids, claims and keys; Python's own overhead not counted."""
+        return sum(
+            node.tokens.nbytes
+            + sum(ids.nbytes for ids in (*node.blocks, *node.epochs))
+            + self._grid * node.tokens.itemsize
+            for node in self._nodes()
+        )
+
     def identities(self) -> tuple[Identity, ...]:
         """Identities that have stored something."""
         return tuple(self._roots)

@@ -4,6 +4,7 @@ from hybridcache_jax._compat import matmul_precision
 from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.models.load import LoadedModel
+from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.step import CompiledStep
@@ -19,6 +20,7 @@ def build_engine(
     stored_tokens: int | None = None,
     block_tokens: int | None = None,
     buckets: Buckets = Buckets(),
+    metrics: Metrics = Metrics(),
 ) -> Engine:
     """An engine for a loaded model, with an empty cache.
 
@@ -31,6 +33,7 @@ def build_engine(
       block_tokens: tokens per block, and so the distance of resume points; by default
         32, or what the compression ratios ask for.
       buckets: declared shapes of a step.
+      metrics: where to count what happens; by default nowhere.
 
     Raises:
       ValueError: if the plan does not fit the budget.
@@ -51,6 +54,7 @@ def build_engine(
         model_identity(loaded, spec),
         vocab_size=vocab_size,
         buckets=buckets,
+        metrics=metrics,
     )
 
 

@@ -19,6 +19,7 @@ from hybridcache_jax.errors import HybridCacheError
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease, batch_inputs
+from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.request import Progress, Request, Result
@@ -67,6 +68,7 @@ class Engine:
         *,
         vocab_size: int,
         buckets: Buckets = Buckets(),
+        metrics: Metrics = Metrics(),
     ):
         """An engine with an empty cache.
 
@@ -76,6 +78,7 @@ class Engine:
           identity: producer of what it writes.
           vocab_size: ids of requests must lie in ``[0, vocab_size)``.
           buckets: declared shapes; the largest chunk must fit the plan's.
+          metrics: where to count what happens; by default nowhere.
 
         Raises:
           ValueError: if the buckets exceed the plan.
@@ -89,7 +92,8 @@ class Engine:
         self.identity = identity
         self.buckets = buckets
         self.cache = step.place(init(plan))
-        self.prefixes = PrefixCache(plan)
+        self.metrics = metrics
+        self.prefixes = PrefixCache(plan, metrics=metrics)
         self.compiled_step = step
         self._vocab_size = vocab_size
         self._takes_checkpoints = any(
@@ -99,6 +103,7 @@ class Engine:
         self._running: list[_Sequence] = []
         self._results: dict[int, Result] = {}
         self._submitted = 0
+        self._warm = False
 
     @property
     def compiled_shapes(self) -> int:
@@ -123,6 +128,7 @@ class Engine:
             output.tokens.block_until_ready()
         if on_progress:
             on_progress(len(shapes), len(shapes))
+        self._warm = True
 
     def update_model(self, step: CompiledStep, identity: Identity) -> None:
         """Serves on with other weights of the same shape, over the same cache.
@@ -278,13 +284,18 @@ class Engine:
         self._make_room(ready, parts)
         inputs = batch_inputs(parts, batch=batch, width=width)
         sampling = sampling_inputs([seq.request.sampling for seq in ready], batch)
+        shapes = self.compiled_shapes
         self.cache, output = self.compiled_step(self.cache, inputs, sampling)
+        if self._warm:
+            self.metrics.retraced(self.compiled_shapes - shapes)
         statuses, chosen = np.array(output.status), np.array(output.tokens)
         for seq, (_, tokens), status, token in zip(
             ready, parts, statuses, chosen, strict=False
         ):
+            status = Status(int(status))
+            self.metrics.ran(seq.lease.plan, seq.position, len(tokens), status)
             if status != Status.OK:
-                self._recover(seq, Status(int(status)))
+                self._recover(seq, status)
             else:
                 self._moved(seq, len(tokens), int(token), report)
 
@@ -342,6 +353,8 @@ class Engine:
     def _finish(self, seq: _Sequence, why: str, report: OnProgress) -> None:
         # Every whole grid unit was published when it was run.
         self.cache = self.prefixes.release(self.cache, seq.lease, publish=False)
+        if self.metrics.enabled:
+            self.prefixes.account(self.cache)
         self._running.remove(seq)
         now = time.perf_counter()
         plan = seq.lease.plan

@@ -358,6 +358,7 @@ class Session:
       some: the model.
       cache: what to begin with; empty by default.
       step: the step to run; the model's own by default.
+      metrics: where to count; by default nowhere.
     """
 
     def __init__(
@@ -365,11 +366,13 @@ class Session:
         some: Model,
         cache: hc.HybridCache | None = None,
         step: Callable | None = None,
+        metrics: hc.Metrics = hc.Metrics(),
     ):
         self.model = some
+        self.metrics = metrics
         self.cache = some.empty if cache is None else cache
         self.step = some.step if step is None else step
-        self.prefixes = hc.PrefixCache(some.plan)
+        self.prefixes = hc.PrefixCache(some.plan, metrics=metrics)
 
     def put(self, cache: hc.HybridCache) -> None:
         """Takes over a cache that obeys the laws."""
@@ -402,9 +405,13 @@ class Session:
 
     def run(self, *parts) -> tuple[list[hc.Status], np.ndarray]:
         """One step of ``(lease, tokens)`` pairs: statuses, reads [layers, B, T, ..]."""
+        before = [self.length(lease) for lease, _ in parts]
         cache, status, reads = self.step(self.cache, self.inputs(parts))
         self.put(cache)
-        return [hc.Status(int(s)) for s in status][: len(parts)], np.asarray(reads)
+        statuses = [hc.Status(int(s)) for s in status][: len(parts)]
+        for (lease, tokens), at, one in zip(parts, before, statuses, strict=True):
+            self.metrics.ran(lease.plan, at, len(tokens), one)
+        return statuses, np.asarray(reads)
 
     def feed(self, lease, tokens, sizes: Sequence[int] = (WIDTH,)) -> np.ndarray:
         """Runs tokens of one row in steps of ``sizes``; its reads [layers, n, ..]."""

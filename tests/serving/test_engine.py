@@ -132,7 +132,14 @@ def test_nothing_is_compiled_after_warm_up_wherever_the_parameters_lie(bound):
     if bound:
         state = jax.device_put(state, jax.devices()[0])
     step = CompiledStep(nnx.merge(graph, state), VOCABULARY)
-    engine = Engine(step, PLAN, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
+    engine = Engine(
+        step,
+        PLAN,
+        IDENTITY,
+        vocab_size=VOCABULARY,
+        buckets=BUCKETS,
+        metrics=hc.Metrics(hc.MemoryRegistry()),
+    )
     engine.warm_up()
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -143,6 +150,78 @@ def test_nothing_is_compiled_after_warm_up_wherever_the_parameters_lie(bound):
     assert lowered not in compiled
     jax.jit(lambda x: x + len(compiled))(1.0)
     assert lowered in compiled
+
+
+class Growing:
+    """A compiled step that says that it compiled a shape in every second call."""
+
+    def __init__(self, step):
+        self.step, self.calls = step, 0
+
+    @property
+    def variants(self):
+        return self.calls // 2
+
+    def place(self, cache):
+        return self.step.place(cache)
+
+    def __call__(self, *arguments):
+        self.calls += 1
+        return self.step(*arguments)
+
+
+def test_the_counters_are_what_the_results_say(compiled):
+    registry = hc.MemoryRegistry()
+    engine = Engine(
+        Growing(compiled),
+        PLAN,
+        IDENTITY,
+        vocab_size=VOCABULARY,
+        buckets=BUCKETS,
+        metrics=hc.Metrics(registry),
+    )
+
+    def value(name, **labels):
+        return registry.value(f"hybridcache_{name}", **labels)
+
+    engine.warm_up()
+    assert value("admissions_total") == value("retraces_total") == 0
+    before = engine.compiled_shapes
+    requests = [
+        Request(prompt(40, 0), max_new_tokens=3),
+        Request(prompt(40, 7, 5), max_new_tokens=4),
+        Request(prompt(40, 9, 6), max_new_tokens=1, reuse=False),
+        Request(prompt(0, 5, 7), max_new_tokens=2),
+    ]
+    results = []
+    for number, request in enumerate(requests * 2):
+        if number == 4:
+            engine.cache = engine.prefixes.evict(engine.cache, hc.Form.SWA_WINDOW)
+        results += engine.run([request])
+    results += engine.run(requests)
+    plans = [result.plan for result in results]
+    prompts = value("prompt_tokens_total")
+    assert prompts == 3 * sum(len(request.tokens) for request in requests)
+    run = value("run_tokens_total", phase="prefill")
+    replayed = value("run_tokens_total", phase="replay")
+    assert run + replayed == sum(result.tokens_run for result in results)
+    assert replayed == sum(plan.length - plan.start for plan in plans) > 0
+    assert replayed == value("hit_tokens_total", tier="replayed")
+    assert value("hit_tokens_total") == sum(plan.length for plan in plans)
+    assert value("saved_tokens_total") + replayed + run == prompts
+    # The last token of a request is not run.
+    decoded = sum(len(result.tokens) - 1 for result in results)
+    assert value("run_tokens_total", phase="decode") == decoded
+    asked = [plan for plan in plans if plan.reason != hc.Reason.REUSE_OFF]
+    assert value("lookups_total") == value("verdicts_total") == len(asked) == 9
+    assert value("admissions_total") == len(plans) == value("pin_ticks")
+    assert value("retraces_total") == engine.compiled_shapes - before > 0
+    assert value("step_rows_total") == value("step_rows_total", status="OK")
+    # As of the end of the last request.
+    for pool, states in engine.prefixes.account(engine.cache).items():
+        assert value("blocks", pool=pool) == states["total"]
+        assert value("blocks", pool=pool, state="pinned") == 0
+    assert value("index_tokens") == engine.prefixes.stored_tokens > 0
 
 
 def test_evicted_windows_change_verdict_and_reason_not_the_answer(make_engine):

@@ -1,0 +1,279 @@
+"""The one table of metrics: names, kinds, units, labels, and what each one says.
+
+Names follow the rules of Prometheus: one prefix, the unit last, ``_total`` behind
+what only grows.
+"""
+
+import dataclasses
+import enum
+import textwrap
+
+PREFIX = "hybridcache_"
+
+
+class Tier(enum.StrEnum):
+    """Where the tokens of a hit came from."""
+
+    DEVICE = "device"
+    OUTER = "outer"
+    REPLAYED = "replayed"
+
+
+class Phase(enum.StrEnum):
+    """What a run position was run for."""
+
+    REPLAY = "replay"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Why(enum.StrEnum):
+    """Why stored blocks were given away."""
+
+    ROOM = "room"
+    ASKED = "asked"
+    DEAD_WEIGHT = "dead_weight"
+
+
+class Where(enum.StrEnum):
+    """Who met a lease or a plan that no longer holds."""
+
+    ACQUIRE = "acquire"
+    PUBLISH = "publish"
+    STEP = "step"
+
+
+class LoadStage(enum.StrEnum):
+    """At which point a load from an outer tier failed."""
+
+    READ = "read"
+    DIGEST = "digest"
+    LAYOUT = "layout"
+    VERSION = "version"
+    REGISTER = "register"
+    DEADLINE = "deadline"
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One row of the table.
+
+    Attributes:
+      name: without the prefix.
+      kind: ``"counter"``, ``"gauge"`` or ``"histogram"``.
+      unit: of what it counts.
+      help: one sentence.
+      labels: names of its labels.
+      buckets: upper bounds of a histogram, ascending; in its unit.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[int, ...] = ()
+
+
+_TICKS = tuple(2**power for power in range(0, 21, 2))
+_TOKENS = (0, *(4**power for power in range(11)))
+
+TABLE: tuple[Metric, ...] = (
+    # Said by match.
+    Metric("lookups_total", "counter", "lookups", "Prompts that were matched."),
+    Metric(
+        "verdicts_total",
+        "counter",
+        "lookups",
+        "Lookups by verdict; they add up to the lookups.",
+        ("verdict",),
+    ),
+    Metric(
+        "hits_total",
+        "counter",
+        "lookups",
+        "Lookups for which the index claimed a resume point above 0.",
+    ),
+    Metric(
+        "misses_total",
+        "counter",
+        "lookups",
+        "Lookups for which it claimed none, by reason; hits and misses add up to the "
+        "lookups.",
+        ("reason",),
+    ),
+    Metric(
+        "fallbacks_total",
+        "counter",
+        "lookups",
+        "Hits that could not be resumed at once where the index claimed, by the "
+        "verdict they got instead (RESUMABLE: at a lower point). Over the hits it is "
+        "the post-hit fallback rate.",
+        ("verdict",),
+    ),
+    Metric(
+        "limiting_forms_total",
+        "counter",
+        "lookups",
+        "Hits in which a form lacked something at the claimed point, by why.",
+        ("form", "reason"),
+    ),
+    Metric(
+        "alignment_lost_tokens_total",
+        "counter",
+        "tokens",
+        "Tokens shared with the store that no resume point reaches.",
+    ),
+    Metric(
+        "history_gap_tokens",
+        "histogram",
+        "tokens",
+        "Per hit, how much deeper the history alone reaches than all forms together.",
+        buckets=_TOKENS,
+    ),
+    # Said by acquire, publish, release.
+    Metric(
+        "admissions_total",
+        "counter",
+        "leases",
+        "Plans that were acquired, by verdict.",
+        ("verdict",),
+    ),
+    Metric(
+        "stale_leases_total",
+        "counter",
+        "leases",
+        "Plans and leases that were refused because a block changed hands, by who met "
+        "it.",
+        ("where",),
+    ),
+    Metric(
+        "prompt_tokens_total", "counter", "tokens", "Prompt tokens of acquired plans."
+    ),
+    Metric(
+        "reused_tokens_total",
+        "counter",
+        "tokens",
+        "Tokens below the resume points of acquired plans.",
+    ),
+    Metric(
+        "hit_tokens_total",
+        "counter",
+        "tokens",
+        "Reused tokens by where they came from (device, outer, replayed); they add up "
+        "to the reused tokens.",
+        ("tier",),
+    ),
+    Metric(
+        "saved_tokens_total",
+        "counter",
+        "tokens",
+        "Prompt tokens of acquired plans that are not run.",
+    ),
+    Metric(
+        "pin_ticks",
+        "histogram",
+        "ticks",
+        "Logical time from the grant of a lease to its release.",
+        buckets=_TICKS,
+    ),
+    Metric(
+        "stored_blocks_total",
+        "counter",
+        "blocks",
+        "Blocks that stored prefixes took over.",
+        ("form",),
+    ),
+    Metric(
+        "stored_bytes_total",
+        "counter",
+        "bytes",
+        "Their size.",
+        ("form",),
+    ),
+    Metric(
+        "evicted_blocks_total",
+        "counter",
+        "blocks",
+        "Blocks that stored prefixes lost, by why: room, asked, dead_weight.",
+        ("form", "why"),
+    ),
+    Metric(
+        "evicted_bytes_total",
+        "counter",
+        "bytes",
+        "Their size.",
+        ("form", "why"),
+    ),
+    # Said by account.
+    Metric(
+        "blocks",
+        "gauge",
+        "blocks",
+        "Blocks by what they are: free, evictable, pinned, writing, moving.",
+        ("pool", "state"),
+    ),
+    Metric("form_bytes", "gauge", "bytes", "Likewise, in bytes.", ("form", "state")),
+    Metric("index_tokens", "gauge", "tokens", "Tokens that the index claims."),
+    Metric("index_bytes", "gauge", "bytes", "Host memory of the index."),
+    # Said by who runs steps.
+    Metric(
+        "step_rows_total",
+        "counter",
+        "rows",
+        "Rows of compiled steps by status.",
+        ("status",),
+    ),
+    Metric(
+        "run_tokens_total",
+        "counter",
+        "tokens",
+        "Positions that were run, by what for: replay, prefill, decode.",
+        ("phase",),
+    ),
+    Metric(
+        "retraces_total",
+        "counter",
+        "shapes",
+        "Shapes of the step that were compiled after warm-up; should stay 0.",
+    ),
+    # Said by outer tiers and by shadow runs.
+    Metric(
+        "load_failures_total",
+        "counter",
+        "loads",
+        "Loads from an outer tier that failed, by stage.",
+        ("stage",),
+    ),
+    Metric(
+        "shadow_sampled_total",
+        "counter",
+        "hits",
+        "Hits that were chosen to be computed again.",
+    ),
+    Metric(
+        "shadow_compared_total",
+        "counter",
+        "hits",
+        "Of them, hits whose state was compared with a cold run's.",
+    ),
+    Metric(
+        "shadow_mismatches_total",
+        "counter",
+        "hits",
+        "Of them, hits whose state differed; should stay 0.",
+    ),
+)
+
+
+def describe() -> str:
+    """The table as text, in the order of declaration."""
+    lines = []
+    for metric in TABLE:
+        labels = "{" + ", ".join(metric.labels) + "}" if metric.labels else ""
+        lines.append(f"{PREFIX}{metric.name}{labels}")
+        text = f"{metric.kind}, {metric.unit}: {metric.help}"
+        lines += textwrap.wrap(
+            text, 84, initial_indent="    ", subsequent_indent="    "
+        )
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""Metrics: what happened, in short calls, on a registry that the user hands in."""
+
+from typing import Any
+
+from hybridcache_jax.codes import Status, Verdict
+from hybridcache_jax.forms import Form
+from hybridcache_jax.observe.declarations import (
+    PREFIX,
+    TABLE,
+    LoadStage,
+    Phase,
+    Tier,
+    Where,
+    Why,
+)
+from hybridcache_jax.observe.registry import Registry
+from hybridcache_jax.resume_plan import ResumePlan
+
+
+class Metrics:
+    """All metrics of the library, declared once on one registry.
+
+    Caches that share a ``Metrics`` add to the same counters and overwrite each other's
+    gauges; give each its own registry where they shall be told apart.
+
+    Attributes:
+      enabled: whether there is a registry; without one every call returns at once.
+    """
+
+    def __init__(self, registry: Registry | None = None):
+        """Declares every row of :data:`~hybridcache_jax.observe.TABLE`.
+
+        Args:
+          registry: where the numbers go; None counts nothing.
+
+        Raises:
+          ValueError: if the registry has one of the names already.
+        """
+        self.enabled = registry is not None
+        self._of: dict[str, Any] = {}
+        if registry is None:
+            return
+        for metric in TABLE:
+            common = (PREFIX + metric.name, metric.help, metric.labels)
+            if metric.kind == "histogram":
+                made = registry.histogram(*common, metric.buckets)
+            elif metric.kind == "gauge":
+                made = registry.gauge(*common)
+            else:
+                made = registry.counter(*common)
+            self._of[metric.name] = made
+
+    def matched(self, plan: ResumePlan) -> None:
+        """A prompt was looked up; nothing is reused by that yet."""
+        if not self.enabled:
+            return
+        self._add("lookups_total")
+        self._add("verdicts_total", 1, plan.verdict.name)
+        self._add("alignment_lost_tokens_total", plan.alignment_loss)
+        if plan.claimed_length == 0:
+            self._add("misses_total", 1, plan.reason.name)
+            return
+        self._add("hits_total")
+        joint = max(
+            (
+                other.length
+                for other in plan.alternatives
+                if other.verdict == Verdict.RESUMABLE
+            ),
+            default=0,
+        )
+        self._of["history_gap_tokens"].observe(max(plan.history_length - joint, 0))
+        if plan.verdict != Verdict.RESUMABLE or plan.length < plan.claimed_length:
+            self._add("fallbacks_total", 1, plan.verdict.name)
+        # Pools of one form count once.
+        limits = {(report.form, report.reason) for report in plan.limiting}
+        for form, reason in limits:
+            self._add("limiting_forms_total", 1, form.name, reason.name)
+
+    def acquired(self, plan: ResumePlan, *, outer: int = 0) -> None:
+        """A plan was acquired: its blocks are pinned, a row stands at its start.
+
+        Args:
+          plan: what was acquired; may be a cold one.
+          outer: how many of the ``plan.start`` tokens that are not run had to be
+            loaded from an outer tier.
+        """
+        if not self.enabled:
+            return
+        self._add("admissions_total", 1, plan.verdict.name)
+        self._add("prompt_tokens_total", plan.num_tokens)
+        self._add("reused_tokens_total", plan.length)
+        self._add("hit_tokens_total", plan.start - outer, Tier.DEVICE)
+        self._add("hit_tokens_total", outer, Tier.OUTER)
+        self._add("hit_tokens_total", plan.length - plan.start, Tier.REPLAYED)
+        self._add("saved_tokens_total", plan.start)
+
+    def stale(self, where: Where) -> None:
+        """A plan or a lease no longer held."""
+        self._add("stale_leases_total", 1, where)
+
+    def released(self, ticks: int) -> None:
+        """A lease ended, so many ticks of the cache's clock after it was granted."""
+        if self.enabled:
+            self._of["pin_ticks"].observe(ticks)
+
+    def stored(self, form: Form, blocks: int, size: int) -> None:
+        """Stored prefixes took over ``blocks`` blocks, ``size`` bytes in all."""
+        self._add("stored_blocks_total", blocks, form.name)
+        self._add("stored_bytes_total", size, form.name)
+
+    def evicted(self, form: Form, blocks: int, size: int, why: Why) -> None:
+        """Stored prefixes lost ``blocks`` blocks, ``size`` bytes in all."""
+        self._add("evicted_blocks_total", blocks, form.name, why)
+        self._add("evicted_bytes_total", size, form.name, why)
+
+    def ran(self, plan: ResumePlan, position: int, count: int, status: Status) -> None:
+        """A compiled step was given one row.  Call it for every row of every step.
+
+        Args:
+          plan: of the row's lease.
+          position: where the row stood.
+          count: tokens it was given.
+          status: what the step did with it; only an OK row ran.
+        """
+        if not self.enabled:
+            return
+        self._add("step_rows_total", 1, status.name)
+        if status == Status.STALE:
+            self.stale(Where.STEP)
+        if status != Status.OK:
+            return
+        end = position + count
+        replayed = max(min(end, plan.length) - position, 0)
+        prompt = max(min(end, plan.num_tokens) - position, 0)
+        self._add("run_tokens_total", replayed, Phase.REPLAY)
+        self._add("run_tokens_total", prompt - replayed, Phase.PREFILL)
+        self._add("run_tokens_total", count - prompt, Phase.DECODE)
+
+    def retraced(self, shapes: int) -> None:
+        """So many shapes were compiled after warm-up; 0 is the normal case."""
+        self._add("retraces_total", shapes)
+
+    def load_failed(self, stage: LoadStage) -> None:
+        """A load from an outer tier failed at this stage; it registered nothing."""
+        self._add("load_failures_total", 1, stage)
+
+    def shadow_sampled(self) -> None:
+        """A hit was chosen to be computed again."""
+        self._add("shadow_sampled_total")
+
+    def shadow_compared(self, *, equal: bool) -> None:
+        """A chosen hit was compared with its cold run."""
+        self._add("shadow_compared_total")
+        if not equal:
+            self._add("shadow_mismatches_total")
+
+    def holds(self, pool: str, blocks: dict[str, int]) -> None:
+        """One pool's blocks by state, as ``lifecycle.account`` counts them."""
+        self._by_state("blocks", pool, blocks)
+
+    def holds_bytes(self, form: Form, sizes: dict[str, int]) -> None:
+        """One form's bytes by state, over all its pools."""
+        self._by_state("form_bytes", form.name, sizes)
+
+    def index(self, tokens: int, size: int) -> None:
+        """What the prefix index claims, and its bytes."""
+        if self.enabled:
+            self._of["index_tokens"].set(tokens)
+            self._of["index_bytes"].set(size)
+
+    def _add(self, name: str, amount: int = 1, *labels: str) -> None:
+        if self.enabled:
+            self._of[name].add(amount, *labels)
+
+    def _by_state(self, name: str, label: str, counts: dict[str, int]) -> None:
+        if not self.enabled:
+            return
+        for state, count in counts.items():
+            # The total is the sum of the parts; a series for it would double every sum.
+            if state != "total":
+                self._of[name].set(count, label, state)

@@ -1,0 +1,139 @@
+"""What one ``PrefixCache`` tells its metrics: from cache values to counts.
+
+Nothing is computed unless there is a registry.
+"""
+
+import collections
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.lease import Lease
+from hybridcache_jax.observe.declarations import Where, Why
+from hybridcache_jax.observe.metrics import Metrics
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.state import HybridCache
+
+
+class Watch:
+    """The metrics of one line of cache values."""
+
+    def __init__(self, plan: CapacityPlan, metrics: Metrics):
+        """Watches caches of ``plan``."""
+        self._metrics = metrics
+        self._paused = False
+        self._pools = tuple((pool.form, pool.block_bytes) for pool in plan.spec.pools)
+        self._names = tuple(pool.name for pool in plan.spec.pools)
+        # Clock at the grant of every lease that is not yet released, by its receipt.
+        self._granted: dict[tuple[int, int], int] = {}
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """While it lasts nothing counts: a warm-up serves nobody."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def matched(self, plan: ResumePlan) -> None:
+        """See :meth:`Metrics.matched`."""
+        self._metrics.matched(plan)
+
+    def stale(self, where: Where) -> None:
+        """See :meth:`Metrics.stale`."""
+        self._metrics.stale(where)
+
+    def acquired(self, cache: HybridCache, lease: Lease) -> None:
+        """A lease was granted on its plan."""
+        if self._on:
+            self._metrics.acquired(lease.plan)
+            self.granted(cache, lease)
+
+    def granted(self, cache: HybridCache, lease: Lease) -> None:
+        """A lease exists from now on; its pin time begins."""
+        if self._on:
+            self._granted[lease.row, lease.ticket] = int(cache.clock)
+
+    def reissued(self, old: Lease, new: Lease) -> None:
+        """A row got a new receipt and keeps what it pins; its pin time goes on."""
+        if self._on and (old.row, old.ticket) in self._granted:
+            since = self._granted.pop((old.row, old.ticket))
+            self._granted[new.row, new.ticket] = since
+
+    def released(self, cache: HybridCache, lease: Lease) -> None:
+        """A lease ended."""
+        since = self._granted.pop((lease.row, lease.ticket), None)
+        if self._on and since is not None:
+            self._metrics.released(int(cache.clock) - since)
+
+    def stored(self, before: HybridCache, after: HybridCache) -> None:
+        """Stored prefixes took over blocks between two values."""
+        if not self._on:
+            return
+        for (form, size), old, new in self._kept(before, after):
+            count = int(np.count_nonzero(new & ~old))
+            if count:
+                self._metrics.stored(form, count, count * size)
+
+    def lost(
+        self,
+        before: HybridCache,
+        after: HybridCache,
+        chosen: Sequence[jax.Array] = (),
+        why: Why = Why.DEAD_WEIGHT,
+    ) -> None:
+        """Stored prefixes lost blocks between two values.
+
+        Args:
+          before: the earlier value.
+          after: the later one.
+          chosen: per pool, ids of blocks that were chosen to go, as ``eviction.begin``
+            gives them; what else was lost was dead weight.
+          why: why these were chosen.
+        """
+        if not self._on:
+            return
+        for number, ((form, size), old, new) in enumerate(self._kept(before, after)):
+            gone = old & ~new
+            picked = np.zeros_like(gone)
+            if chosen:
+                ids = np.asarray(chosen[number])
+                picked[ids[ids < len(picked)]] = True
+            for mask, reason in ((picked, why), (~picked, Why.DEAD_WEIGHT)):
+                count = int(np.count_nonzero(gone & mask))
+                if count:
+                    self._metrics.evicted(form, count, count * size, reason)
+
+    def sampled(self, accounts: dict[str, dict[str, int]], index: PrefixIndex) -> None:
+        """Gauges of this moment.
+
+        Args:
+          accounts: per pool, blocks by state, as ``PrefixCache.account`` gives them.
+          index: the claims.
+        """
+        if not self._on:
+            return
+        sizes: dict = collections.defaultdict(collections.Counter)
+        for name, (form, size) in zip(self._names, self._pools, strict=True):
+            self._metrics.holds(name, accounts[name])
+            for state, count in accounts[name].items():
+                sizes[form][state] += count * size
+        for form, states in sizes.items():
+            self._metrics.holds_bytes(form, states)
+        self._metrics.index(index.stored_tokens, index.nbytes)
+
+    @property
+    def _on(self) -> bool:
+        return self._metrics.enabled and not self._paused
+
+    def _kept(self, before: HybridCache, after: HybridCache):
+        """Per pool, its form and block bytes, and the keep marks of both values."""
+        for pool, old, new in zip(
+            self._pools, before.tables, after.tables, strict=True
+        ):
+            yield pool, np.asarray(old.kept), np.asarray(new.kept)

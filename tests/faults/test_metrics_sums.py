@@ -1,0 +1,323 @@
+"""The counters add up over any history, and count only what happened.
+
+The oracle keeps its own tally: from what the test did, from the plans it was given,
+and from the facts in the cache.
+"""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hybridcache_jax as hc
+from hybridcache_jax import Form, LeaseError, MemoryRegistry, Metrics, Verdict
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.observe.declarations import PREFIX
+
+PROMPTS = (
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3],
+    [3, 1, 4, 1, 5, 9, 2, 6, 5, 9, 9, 9],
+    [2, 7, 1, 8, 2, 8, 1, 8, 2],
+)
+FORMS = (Form.SWA_WINDOW, Form.FULL_KV)
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["look", "serve", "serve", "hold", "let go", "evict", "room"]),
+        st.integers(0, 2),
+        st.integers(3, 16),
+    ),
+    min_size=4,
+    max_size=9,
+)
+
+
+def counted(build):
+    registry = MemoryRegistry()
+    return toy.Session(build(), metrics=Metrics(registry)), registry
+
+
+def value(registry, name, **labels):
+    return registry.value(PREFIX + name, **labels)
+
+
+def observed(registry, name):
+    """Count and sum of a histogram without labels."""
+    (sample,) = registry.snapshot()[PREFIX + name]["samples"]
+    return sample["count"], sample["sum"]
+
+
+def blocks_by_form(session, which):
+    """Per form, how many blocks of the cache ``which`` is true of."""
+    found = collections.Counter()
+    for pool, table in zip(
+        session.model.plan.spec.pools, session.cache.tables, strict=True
+    ):
+        found[pool.form] += count(table, which)
+    return found
+
+
+def count(table, which):
+    """How many blocks of a pool ``which`` is true of, in NumPy."""
+    kept, pins, stage = map(np.asarray, (table.kept, table.pins, table.stage))
+    return int(np.sum(which(kept, pins, stage)))
+
+
+def stored(kept, pins, stage):
+    del pins, stage
+    return kept
+
+
+def takeable(kept, pins, stage):
+    return kept & (pins == 0) & (stage == Stage.SEALED)
+
+
+class Tally:
+    """What the counters should say, kept by the test itself."""
+
+    def __init__(self, session):
+        self.session = session
+        self.plans, self.acquired = [], []
+        self.prefill = self.replay = self.decode = 0
+        self.chosen = collections.Counter()
+        self.ticks, self.open = [], []
+
+    def look(self, prompt):
+        self.plans.append(self.session.match(prompt))
+        return self.plans[-1]
+
+    def admit(self, prompt):
+        lease = self.session.acquire(self.look(prompt))
+        self.acquired.append(lease.plan)
+        self.open.append((lease, int(self.session.cache.clock), prompt))
+        return lease
+
+    def feed(self, lease, prompt):
+        """The rest of the prompt and two tokens more."""
+        for token in [*prompt[lease.plan.start :], 1, 2]:
+            at = self.session.length(lease)
+            self.session.feed(lease, [token])
+            if at < lease.plan.length:
+                self.replay += 1
+            elif at < len(prompt):
+                self.prefill += 1
+            else:
+                self.decode += 1
+
+    def release(self, place=-1, **how):
+        lease, since, _ = self.open.pop(place)
+        if how.get("publish", True):
+            self.session.publish(lease)
+        self.session.release(lease, publish=False)
+        self.ticks.append(int(self.session.cache.clock) - since)
+
+    def evict(self, form):
+        self.chosen["asked"] += blocks_by_form(self.session, takeable)[form]
+        self.session.evict(form)
+
+    def make_room(self, short):
+        """Wants ``short`` more free blocks than there are, in every pool."""
+        tables = self.session.cache.tables
+        self.chosen["room"] += sum(min(short, count(t, takeable)) for t in tables)
+        wanted = [int(table.num_free) + short for table in tables]
+        self.session.put(self.session.prefixes.make_room(self.session.cache, wanted))
+
+
+@pytest.mark.parametrize(
+    "build", [toy.three_forms, pytest.param(toy.fine, marks=pytest.mark.slow)]
+)
+@settings(max_examples=6)
+@given(acts=ACTS)
+def test_the_counters_add_up_over_any_history(build, acts):
+    session, registry = counted(build)
+    tally = Tally(session)
+    for act, which, size in acts:
+        prompt = PROMPTS[which][:size]
+        if act == "look":
+            tally.look(prompt)
+        elif act in ("serve", "hold") and len(tally.open) < session.model.rows:
+            tally.feed(tally.admit(prompt), prompt)
+            if act == "serve":
+                tally.release(publish=size % 4 > 0)
+        elif act == "let go" and tally.open:
+            tally.release(0)
+        elif act == "evict":
+            tally.evict(FORMS[which % 2])
+        elif act == "room":
+            tally.make_room(which)
+        check(tally, registry)
+
+
+def check(tally, registry):
+    plans, acquired = tally.plans, tally.acquired
+
+    def got(name, **labels):
+        return value(registry, name, **labels)
+
+    # Lookups.
+    hits = [plan for plan in plans if plan.claimed_length > 0]
+    assert got("lookups_total") == got("verdicts_total") == len(plans)
+    assert got("hits_total") == len(hits)
+    assert got("hits_total") + got("misses_total") == got("lookups_total")
+    for verdict in Verdict:
+        want = sum(plan.verdict == verdict for plan in plans)
+        assert got("verdicts_total", verdict=verdict.name) == want
+    resumed = sum(
+        (p.verdict, p.length) == (Verdict.RESUMABLE, p.claimed_length) for p in hits
+    )
+    assert got("fallbacks_total") == len(hits) - resumed
+    assert observed(registry, "history_gap_tokens")[0] == len(hits)
+
+    # Tokens: of acquired plans alone.
+    assert got("admissions_total") == len(acquired)
+    assert got("prompt_tokens_total") == sum(plan.num_tokens for plan in acquired)
+    assert got("reused_tokens_total") == sum(plan.length for plan in acquired)
+    assert got("hit_tokens_total") == got("reused_tokens_total")
+    assert got("hit_tokens_total", tier="outer") == 0
+    run = {p: got("run_tokens_total", phase=p) for p in ("replay", "prefill", "decode")}
+    assert run == {
+        "replay": tally.replay,
+        "prefill": tally.prefill,
+        "decode": tally.decode,
+    }
+    assert run["replay"] == got("hit_tokens_total", tier="replayed")
+    saved = got("saved_tokens_total")
+    assert saved + run["replay"] == got("reused_tokens_total")
+    assert saved + run["replay"] + run["prefill"] == got("prompt_tokens_total")
+
+    # Blocks.
+    session = tally.session
+    held = blocks_by_form(session, stored)
+    sizes = {pool.form: pool.block_bytes for pool in session.model.plan.spec.pools}
+    for form in FORMS:
+        lost = got("evicted_blocks_total", form=form.name)
+        assert got("stored_blocks_total", form=form.name) - lost == held[form]
+        assert got("evicted_bytes_total", form=form.name) == lost * sizes[form]
+    for why in ("asked", "room"):
+        assert got("evicted_blocks_total", why=why) == tally.chosen[why]
+    check_gauges(session, registry)
+
+    # Leases.
+    assert observed(registry, "pin_ticks") == (len(tally.ticks), sum(tally.ticks))
+    assert got("stale_leases_total") == 0
+    assert got("step_rows_total") == got("step_rows_total", status="OK")
+
+
+def check_gauges(session, registry):
+    session.prefixes.account(session.cache)
+    for number, pool in enumerate(session.model.plan.spec.pools):
+        table = session.cache.tables[number]
+        stage = np.asarray(table.stage)
+        in_state = {
+            state: value(registry, "blocks", pool=pool.name, state=state)
+            for state in ("free", "evictable", "pinned", "writing", "moving")
+        }
+        assert sum(in_state.values()) == session.model.plan.blocks[number]
+        assert value(registry, "blocks", pool=pool.name) == len(stage)
+        assert in_state["free"] == (stage == Stage.FREE).sum() == int(table.num_free)
+        assert in_state["writing"] == (stage == Stage.WRITING).sum()
+        sealed = in_state["evictable"] + in_state["pinned"]
+        assert sealed == (stage == Stage.SEALED).sum()
+    plan = session.model.plan
+    assert value(registry, "form_bytes") == sum(plan.pool_bytes)
+    assert value(registry, "index_tokens") == session.prefixes.stored_tokens
+
+
+def test_a_match_that_is_never_acquired_reuses_nothing():
+    session, registry = counted(toy.three_forms)
+    session.store(PROMPTS[0])
+    before = value(registry, "prompt_tokens_total")
+    assert session.match(PROMPTS[0]).length == 12
+    assert value(registry, "hits_total") == 1
+    for name in ("reused_tokens_total", "hit_tokens_total", "saved_tokens_total"):
+        assert value(registry, name) == 0
+    assert value(registry, "prompt_tokens_total") == before == 16
+
+
+def test_what_a_hit_lacked_is_counted_by_form():
+    session, registry = counted(toy.three_forms)
+    session.store(PROMPTS[0], (4,), each=True)
+    session.evict(Form.SWA_WINDOW)
+    plan = session.match(PROMPTS[0])
+    assert (plan.claimed_length, plan.history_length) == (12, 12)
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    # Windows of two sizes lie in two pools; it is one form that one lookup lacked.
+    assert len(plan.limiting) == 2
+    limits = registry.snapshot()[PREFIX + "limiting_forms_total"]["samples"]
+    assert limits == [
+        {"labels": {"form": "SWA_WINDOW", "reason": plan.reason.name}, "value": 1}
+    ]
+    assert value(registry, "fallbacks_total", verdict=plan.verdict.name) == 1
+    assert observed(registry, "history_gap_tokens") == (1, 12)
+    # It shares 9 tokens, of which resume points reach 8.
+    session.match(PROMPTS[1])
+    assert value(registry, "alignment_lost_tokens_total") == 3 + 1
+    assert value(registry, "misses_total", reason="NOT_STORED") == 1
+
+
+def test_dead_weight_is_told_from_what_was_chosen():
+    session, registry = counted(toy.three_forms)
+    session.store(PROMPTS[0])
+    before = blocks_by_form(session, stored)
+    session.evict(Form.FULL_KV)
+    for form, why in ((Form.FULL_KV, "asked"), (Form.SWA_WINDOW, "dead_weight")):
+        lost = value(registry, "evicted_blocks_total", form=form.name, why=why)
+        assert lost == before[form] > 0
+    assert value(registry, "evicted_blocks_total") == sum(before.values())
+
+
+def test_stale_plans_leases_and_rows_are_counted_once():
+    session, registry = counted(toy.three_forms)
+    session.store(PROMPTS[0])
+    plan = session.match(PROMPTS[0])
+    session.evict(Form.FULL_KV)
+    with pytest.raises(LeaseError, match="match again"):
+        session.acquire(plan)
+    assert value(registry, "stale_leases_total", where="acquire") == 1
+    assert value(registry, "reused_tokens_total") == 0
+
+    lease = session.admit(PROMPTS[0])
+    session.feed(lease, PROMPTS[0][:3])
+    tables = list(session.cache.tables)
+    tables[0] = dataclasses.replace(tables[0], epoch=tables[0].epoch + 2)
+    session.cache = dataclasses.replace(session.cache, tables=tuple(tables))
+    with pytest.raises(LeaseError, match="nothing was published"):
+        session.prefixes.publish(session.cache, lease)
+    assert value(registry, "stale_leases_total", where="publish") == 1
+
+    before = value(registry, "run_tokens_total")
+    _, statuses, _ = session.step(session.cache, session.inputs([(lease, [5])]))
+    session.metrics.ran(lease.plan, 3, 1, hc.Status(int(statuses[0])))
+    assert value(registry, "stale_leases_total", where="step") == 1
+    assert value(registry, "step_rows_total", status="STALE") == 1
+    assert value(registry, "run_tokens_total") == before
+
+
+def test_a_warm_up_counts_nothing():
+    session, registry = counted(toy.three_forms)
+    session.put(session.prefixes.warm_up(session.cache, session.model.identity))
+    for name, family in registry.snapshot().items():
+        for sample in family["samples"]:
+            assert sample.get("value", sample.get("count")) == 0, name
+
+
+@pytest.mark.slow
+def test_forks_and_rewinds_keep_pin_times():
+    session, registry = counted(toy.only_full)
+    lease = session.admit([1, 2, 3])
+    granted = int(session.cache.clock)
+    session.feed(lease, [1, 2, 3])
+    cache, child = session.prefixes.fork(session.cache, lease)
+    session.put(cache)
+    forked = int(session.cache.clock)
+    cache, lease = session.prefixes.rewind(session.cache, lease, 1)
+    session.put(cache)
+    session.release(lease, publish=False)
+    first = int(session.cache.clock) - granted
+    assert observed(registry, "pin_ticks") == (1, first)
+    session.release(child, publish=False)
+    both = first + int(session.cache.clock) - forked
+    assert observed(registry, "pin_ticks") == (2, both)
