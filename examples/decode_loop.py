@@ -94,7 +94,9 @@ def main() -> None:
     plan = hc.plan_capacity(
         SPEC, budget="8MiB", max_sequences=2, max_length=256, max_chunk=32
     )
-    cache, prefixes = hc.init(plan), hc.PrefixCache(plan)
+    cache = hc.init(plan)
+    # Each answer is a request of its own and reuses what the others stored.
+    prefixes = hc.PrefixCache(plan, policy=hc.ReusePolicy(scope="namespace"))
     step = make_step(Decoder(nnx.Rngs(0)))
     identity = hc.Identity(weights="seed 0", config="demo", layout=SPEC.fingerprint)
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, 150, dtype=np.int32)

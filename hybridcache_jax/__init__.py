@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from hybridcache_jax.prefix_cache import PrefixCache as PrefixCache
     from hybridcache_jax.resume import CostModel as CostModel
     from hybridcache_jax.resume_plan import ResumePlan as ResumePlan
+    from hybridcache_jax.rollout import ReusePolicy as ReusePolicy
+    from hybridcache_jax.rollout import Scope as Scope
     from hybridcache_jax.spec import CacheSpec as CacheSpec
     from hybridcache_jax.state import HybridCache as HybridCache
     from hybridcache_jax.state import init as init
@@ -70,6 +72,8 @@ _HOME = {
     "Reason": "codes",
     "RecurrentState": "layers",
     "ResumePlan": "resume_plan",
+    "ReusePolicy": "rollout",
+    "Scope": "rollout",
     "StaleCacheError": "errors",
     "Status": "codes",
     "StepInputs": "append",

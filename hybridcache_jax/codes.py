@@ -63,6 +63,7 @@ class Reason(enum.IntEnum):
     IDENTITY_UNKNOWN = 4
     PRODUCER_CHANGED = 5
     REUSE_OFF = 6
+    SCOPE_UNKNOWN = 7
     # Layer 1, boundary.
     NOT_A_RESUME_POINT = 10
     # Layer 2, kernel interface and layout.
@@ -116,7 +117,10 @@ _REASON_TEXT = {
     Reason.SHORTER_THAN_GRID: "too short: no resume point lies below the last token",
     Reason.IDENTITY_UNKNOWN: "the producer's identity is incomplete, nothing is shared",
     Reason.PRODUCER_CHANGED: "the same tokens were stored by a different producer",
-    Reason.REUSE_OFF: "the request asked for a cold run",
+    Reason.REUSE_OFF: "reuse is off: a cold run was asked for, or the scope is off",
+    Reason.SCOPE_UNKNOWN: (
+        "the reuse scope asks for a request or session id and none was given"
+    ),
     Reason.NOT_A_RESUME_POINT: "the position is neither on the grid nor a checkpoint",
     Reason.LAYOUT_MISMATCH: "the read kernel does not accept the stored layout",
     Reason.EVICTED: "the block was evicted or handed to someone else",

@@ -9,10 +9,10 @@ import numpy as np
 
 from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.forms import RULES, required
-from hybridcache_jax.identity import Identity
 from hybridcache_jax.prefix_index import PrefixIndex, no_claims
 from hybridcache_jax.resume import CostModel, Holdings, Solution, solve
 from hybridcache_jax.resume_plan import Alternative, FormReport, ResumePlan
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.state import HybridCache, StateTable
 from hybridcache_jax.validate import facts, readable
@@ -26,7 +26,7 @@ def make_plan(
     tables: tuple[StateTable, ...],
     index: PrefixIndex,
     tokens: np.ndarray,
-    identity: Identity,
+    key: Key,
     version: int,
     cost: CostModel,
 ) -> ResumePlan:
@@ -37,13 +37,12 @@ def make_plan(
       tables: facts, as NumPy arrays (:func:`snapshot`).
       index: claims.
       tokens: ``[n]`` int32.
-      identity: who asks.
-      version: id of the identity in the facts.
+      key: who asks, and whose claims count.
+      version: id of the key's identity in the facts.
       cost: rates for weighing alternatives.
     """
-    claims = index.lookup(identity, tokens)
-    if not identity.complete:
-        claims = no_claims(spec)
+    shared = key.reason == Reason.OK
+    claims = index.lookup(key, tokens) if shared else no_claims(spec)
     reasons = [
         _claim_reasons(pool, table, ids, seen, version)
         for pool, table, ids, seen in zip(
@@ -55,7 +54,7 @@ def make_plan(
     points, solution = _solve(spec, points, len(tokens), reasons, cost)
     claimed = int(points[-1])
     reports = _reports(spec, solution, reasons, claimed)
-    reason, changed = _reason(index, tokens, identity, spec.grid, claimed, reports)
+    reason, changed = _reason(index, tokens, key, spec.grid, claimed, reports)
     return ResumePlan(
         verdict=Verdict(int(solution.verdict)),
         length=int(solution.point),
@@ -69,12 +68,12 @@ def make_plan(
         stored_token=claims.stored_token,
         alternatives=_alternatives(solution, len(tokens)),
         changed=changed,
-        identity=identity,
+        key=key,
         claims=claims,
     )
 
 
-def make_cold_plan(spec: CacheSpec, num_tokens: int, identity: Identity) -> ResumePlan:
+def make_cold_plan(spec: CacheSpec, num_tokens: int, key: Key) -> ResumePlan:
     """A plan that reuses nothing because nobody asked for reuse."""
     return ResumePlan(
         verdict=Verdict.NEEDS_FULL_RECOMPUTE,
@@ -89,7 +88,7 @@ def make_cold_plan(spec: CacheSpec, num_tokens: int, identity: Identity) -> Resu
         stored_token=-1,
         alternatives=(),
         changed=(),
-        identity=identity,
+        key=key,
         claims=no_claims(spec),
     )
 
@@ -227,7 +226,7 @@ def _reports(
 def _reason(
     index: PrefixIndex,
     tokens: np.ndarray,
-    identity: Identity,
+    key: Key,
     grid: int,
     claimed: int,
     reports: tuple[FormReport, ...],
@@ -235,8 +234,8 @@ def _reason(
     """Why not more was reused, and which identity fields are to blame if any."""
     if len(tokens) == 0:
         return Reason.EMPTY_PROMPT, ()
-    if not identity.complete:
-        return Reason.IDENTITY_UNKNOWN, ()
+    if key.reason != Reason.OK:
+        return key.reason, ()
     if len(tokens) <= grid:
         return Reason.SHORTER_THAN_GRID, ()
     for report in reports:
@@ -244,16 +243,21 @@ def _reason(
             return report.reason, ()
     if claimed > 0:
         return Reason.OK, ()
-    # Only this namespace is looked at: what other tenants stored must not show.
+    # Only these readers' own: what other tenants or requests stored must not show.
     others = [
-        (index.lookup(other, tokens).length, other)
-        for other in index.identities()
-        if other.namespace == identity.namespace and other != identity
+        (index.lookup(other, tokens).length, other.identity)
+        for other in index.stored_keys()
+        if _readers(other) == _readers(key) and other != key
     ]
-    length, other = max(others, key=lambda pair: pair[0], default=(0, identity))
+    length, other = max(others, key=lambda pair: pair[0], default=(0, key.identity))
     if length > 0:
-        return Reason.PRODUCER_CHANGED, identity.differences(other)
+        return Reason.PRODUCER_CHANGED, key.identity.differences(other)
     return Reason.NOT_STORED, ()
+
+
+def _readers(key: Key) -> tuple:
+    """Those who may find what is stored under a key, whoever the producer is."""
+    return key.scope, key.owner, key.identity.namespace
 
 
 def _alternatives(solution: Solution, num_tokens: int) -> tuple[Alternative, ...]:

@@ -31,6 +31,7 @@ from hybridcache_jax.prefix_index import NOTHING, Holds, PrefixIndex
 from hybridcache_jax.publication import collect
 from hybridcache_jax.resume import CostModel
 from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.rollout import Key, ReusePolicy, Rollout, Scope
 from hybridcache_jax.state import HybridCache, StateTable
 from hybridcache_jax.tokens import token_array
 from hybridcache_jax.validate import facts
@@ -46,6 +47,7 @@ class PrefixCache:
         self,
         plan: CapacityPlan,
         *,
+        policy: ReusePolicy = ReusePolicy(),
         cost: CostModel = CostModel(),
         metrics: Metrics = Metrics(),
     ):
@@ -53,11 +55,13 @@ class PrefixCache:
 
         Args:
           plan: the plan of the caches it will be used with.
+          policy: who may reuse what; by default a request only what it stored itself.
           cost: rates by which waiting, replaying and recomputing are compared.
           metrics: where to count what happens; by default nowhere.
         """
         self.plan = plan
         self.cost = cost
+        self._rollout = Rollout(policy)
         self._index = PrefixIndex(plan.spec)
         self._versions: dict[Identity, int] = {}
         self._line = Lineage(plan)
@@ -82,8 +86,47 @@ class PrefixCache:
         """Tokens that the index claims, shared parts counted once."""
         return self._index.stored_tokens
 
+    def scope(self, identity: Identity) -> Scope:
+        """The reuse scope of a producer at this moment, whatever its namespace."""
+        return self._rollout.scope(identity)
+
+    def set_scope(self, identity: Identity, scope: Scope | str) -> None:
+        """Widens or narrows the reuse of a producer, at once and in all namespaces.
+
+        What it stored before is not found any more, its blocks go as dead weight when
+        room is made.  Rows that are running go on and publish nothing.
+
+        Args:
+          identity: the producer; its namespace does not matter.
+          scope: a :class:`Scope` or its name; nothing happens if it is the present one.
+
+        Raises:
+          ValueError: for a scope that does not exist.
+        """
+        producer = identity.within(None)
+        if self._rollout.set_scope(producer, scope):
+            self._index.drop(lambda key: key.identity.within(None) == producer)
+
+    def end_request(self, plan: ResumePlan) -> None:
+        """Takes back what only a request that is over could find.
+
+        Its blocks go as dead weight when room is made; without it they would wait for
+        their age.  In a wider scope nothing happens.
+
+        Args:
+          plan: any plan of the request.
+        """
+        if plan.key.scope == Scope.REQUEST:
+            self._index.drop(lambda key: key == plan.key)
+
     def match(
-        self, cache: HybridCache, tokens: TokenIds, identity: Identity
+        self,
+        cache: HybridCache,
+        tokens: TokenIds,
+        identity: Identity,
+        *,
+        request: str = "",
+        session: str = "",
     ) -> ResumePlan:
         """Says where a prompt can be resumed now.  Changes nothing.
 
@@ -91,6 +134,8 @@ class PrefixCache:
           cache: the cache of this moment.
           tokens: ``[n]`` token ids; an int32 array is used as it is.
           identity: who would read, and in which namespace.
+          request: id of the request, for the scope ``request``.
+          session: id of its session, for the scope ``session``.
 
         Returns:
           The plan; hand it to :meth:`acquire`.
@@ -107,21 +152,39 @@ class PrefixCache:
                 f"The prompt has {len(ids)} tokens, the plan allows "
                 f"{self.plan.max_length}; shorten it or plan a larger max_length."
             )
+        key = self._rollout.key(identity, request=request, session=session)
         plan = make_plan(
             self.plan.spec,
             snapshot(cache),
             self._index,
             ids,
-            identity,
-            self._versions.get(identity, _UNKNOWN),
+            key,
+            self._versions.get(key.identity, _UNKNOWN),
             self.cost,
         )
         self._watch.matched(plan)
         return plan
 
-    def cold_plan(self, tokens: TokenIds, identity: Identity) -> ResumePlan:
-        """A plan that reuses nothing, for runs that must be cold."""
-        return make_cold_plan(self.plan.spec, len(tokens), identity)
+    def cold_plan(
+        self,
+        tokens: TokenIds,
+        identity: Identity,
+        *,
+        request: str = "",
+        session: str = "",
+    ) -> ResumePlan:
+        """A plan that reuses nothing, for runs that must be cold.
+
+        What such a row runs may be published like what others run.
+
+        Args:
+          tokens: ``[n]`` token ids.
+          identity: who writes, and in which namespace.
+          request: as for :meth:`match`.
+          session: likewise.
+        """
+        key = self._rollout.key(identity, request=request, session=session)
+        return make_cold_plan(self.plan.spec, len(tokens), key)
 
     def acquire(
         self, cache: HybridCache, plan: ResumePlan
@@ -136,8 +199,8 @@ class PrefixCache:
           The cache and a lease whose row stands at ``plan.start``.
 
         Raises:
-          LeaseError: if a block of the plan changed hands since (match again), or if
-            the plan waits for I/O.
+          LeaseError: if a block of the plan changed hands since or the producer's
+            scope changed (match again), or if the plan waits for I/O.
           NoRoomError: if every row is taken.
           StaleCacheError: if the cache is not the newest value of its line.
         """
@@ -146,6 +209,11 @@ class PrefixCache:
             raise LeaseError(
                 f"The plan resumes at {plan.length} only once its blocks are loaded; "
                 "load them and match again."
+            )
+        if plan.length > 0 and not self._rollout.holds(plan.key):
+            raise LeaseError(
+                "The reuse scope of this plan's producer changed since it was matched; "
+                "match again."
             )
         row = leaselib.idle_row(cache)
         cache, status, ticket = self._admit(
@@ -166,6 +234,8 @@ class PrefixCache:
 
         Only whole blocks of whole grid units, only what was really run (the row's own
         token log says what), and nothing that a replay rebuilt below its resume point.
+        Found by those whom the reuse scope of the row's plan names; nothing is stored
+        if it has changed since, or names nobody.
 
         Args:
           cache: the cache after the step that ran the tokens.
@@ -184,13 +254,13 @@ class PrefixCache:
                 f"The lease on row {lease.row} no longer holds; nothing was published. "
                 "Match and acquire again."
             )
-        identity = lease.plan.identity
+        key = lease.plan.key
         offer = collect(self.plan, view, log, lease.plan)
-        if offer is None or not identity.complete:
+        if offer is None or not self._rollout.holds(key):
             return cache
-        holds = self._holds(snapshot(cache), identity)
-        self._index.insert(identity, offer.tokens, offer.blocks, offer.epochs, holds)
-        accepted = self._index.lookup(identity, offer.tokens)
+        holds = self._holds(snapshot(cache), key)
+        self._index.insert(key, offer.tokens, offer.blocks, offer.epochs, holds)
+        accepted = self._index.lookup(key, offer.tokens)
         after = self._keep(cache, *offer.marks(self.plan, accepted))
         self._watch.stored(cache, after)
         return self._line.stamped(after)
@@ -385,8 +455,8 @@ class PrefixCache:
         """Drops claims that can never be resumed, and what nobody claims any more."""
         now = snapshot(cache)
 
-        def holds_for(identity: Identity) -> Holds:
-            return self._holds(now, identity)
+        def holds_for(key: Key) -> Holds:
+            return self._holds(now, key)
 
         self._index.prune(holds_for, self._essential)
         tables = []
@@ -402,9 +472,9 @@ class PrefixCache:
     def _version(self, identity: Identity) -> int:
         return self._versions.setdefault(identity, len(self._versions) + 1)
 
-    def _holds(self, tables: tuple[StateTable, ...], identity: Identity) -> Holds:
-        """Which claims of an identity are true by the facts in ``tables``."""
-        version = np.int32(self._versions.get(identity, _UNKNOWN))
+    def _holds(self, tables: tuple[StateTable, ...], key: Key) -> Holds:
+        """Which claims under a key are true by the facts in ``tables``."""
+        version = np.int32(self._versions.get(key.identity, _UNKNOWN))
 
         def holds(number, ids, epochs, first):
             form = self.plan.spec.pools[number].form

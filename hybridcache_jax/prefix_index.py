@@ -1,6 +1,6 @@
 """Claims: which blocks are said to hold which prefix.
 
-A radix tree per identity over token ids.  Edges are compared token by token, so no
+A radix tree per key over token ids.  Edges are compared token by token, so no
 hash collision can make a hit, and are cut on the grid, so that every cut is a resume
 point.  The index may be stale: nothing reads on its word, every claim is checked
 against the facts before use.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hybridcache_jax.identity import Identity
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 
 
@@ -65,13 +65,13 @@ class _Node:
 
 
 class PrefixIndex:
-    """Token-exact index of stored prefixes, one tree per identity."""
+    """Token-exact index of stored prefixes, one tree per key."""
 
     def __init__(self, spec: CacheSpec):
         """An empty index for caches of ``spec``."""
         self._grid = spec.grid
         self._sizes = tuple(pool.block_tokens for pool in spec.pools)
-        self._roots: dict[Identity, dict[bytes, _Node]] = {}
+        self._roots: dict[Key, dict[bytes, _Node]] = {}
 
     @property
     def stored_tokens(self) -> int:
@@ -88,21 +88,25 @@ class PrefixIndex:
             for node in self._nodes()
         )
 
-    def identities(self) -> tuple[Identity, ...]:
-        """Identities that have stored something."""
+    def stored_keys(self) -> tuple[Key, ...]:
+        """Keys under which something is claimed."""
         return tuple(self._roots)
 
-    def lookup(self, identity: Identity, tokens: np.ndarray) -> Claims:
+    def drop(self, doomed: Callable[[Key], bool]) -> None:
+        """Takes back every claim of some keys; their blocks become dead weight."""
+        self._roots = {k: root for k, root in self._roots.items() if not doomed(k)}
+
+    def lookup(self, key: Key, tokens: np.ndarray) -> Claims:
         """Everything claimed for the longest stored prefix of ``tokens``.
 
         Args:
-          identity: producer and namespace.
+          key: whose claims.
           tokens: ``[n]`` int32.
         """
-        children = self._roots.get(identity, {})
+        children = self._roots.get(key, {})
         at, path = 0, []
         while True:
-            node = children.get(self._key(tokens, at))
+            node = children.get(self._unit(tokens, at))
             if node is None:
                 break
             same = _common(node.tokens, tokens[at:])
@@ -122,7 +126,7 @@ class PrefixIndex:
 
     def insert(
         self,
-        identity: Identity,
+        key: Key,
         tokens: np.ndarray,
         blocks: Sequence[np.ndarray],
         epochs: Sequence[np.ndarray],
@@ -131,7 +135,7 @@ class PrefixIndex:
         """Claims blocks for a prefix, keeping older claims that still hold.
 
         Args:
-          identity: producer and namespace.
+          key: whose claims.
           tokens: ``[n]`` int32, ``n`` a multiple of the grid.
           blocks: per pool, ``[n // block_tokens]`` int32; ``NOTHING`` for none.
           epochs: per pool, likewise.
@@ -142,47 +146,45 @@ class PrefixIndex:
             tuple(np.array(ids, np.int32) for ids in blocks),
             tuple(np.array(seen, np.int32) for seen in epochs),
         )
-        children = self._roots.setdefault(identity, {})
+        children = self._roots.setdefault(key, {})
         at, total, path = 0, len(fresh.tokens), []
         while at < total:
-            key = self._key(fresh.tokens, at)
-            node = children.get(key)
+            unit = self._unit(fresh.tokens, at)
+            node = children.get(unit)
             if node is None:
-                self._grow(path, children, key, self._slice(fresh, at, total))
+                self._grow(path, children, unit, self._slice(fresh, at, total))
                 break
             same = _common(node.tokens, fresh.tokens[at:])
             whole = same - same % self._grid
             if whole < len(node.tokens):
-                node = self._split(children, key, node, whole)
+                node = self._split(children, unit, node, whole)
             path.append(node)
             at += whole
             children = node.children
         self._refresh(path, fresh, holds)
 
-    def prune(
-        self, holds_for: Callable[[Identity], Holds], essential: Sequence[int]
-    ) -> int:
+    def prune(self, holds_for: Callable[[Key], Holds], essential: Sequence[int]) -> int:
         """Drops what can never be resumed: everything behind the first hole.
 
         Where a replay can rebuild every form there are no holes; then what is dropped
         are ends of which nothing is held any more.
 
         Args:
-          holds_for: gives, for an identity, what :meth:`insert` calls ``holds``.
+          holds_for: gives, for a key, what :meth:`insert` calls ``holds``.
           essential: pools that a replay cannot rebuild.
 
         Returns:
           Tokens dropped.
         """
         before = self.stored_tokens
-        for identity in list(self._roots):
-            holds = holds_for(identity)
-            self._prune_below(self._roots[identity], 0, holds, essential)
-            if not self._roots[identity]:
-                del self._roots[identity]
+        for key in list(self._roots):
+            holds = holds_for(key)
+            self._prune_below(self._roots[key], 0, holds, essential)
+            if not self._roots[key]:
+                del self._roots[key]
         return before - self.stored_tokens
 
-    def claimed(self, holds_for: Callable[[Identity], Holds]) -> tuple[np.ndarray, ...]:
+    def claimed(self, holds_for: Callable[[Key], Holds]) -> tuple[np.ndarray, ...]:
         """Blocks of which something is claimed that is true.
 
         Args:
@@ -192,8 +194,8 @@ class PrefixIndex:
           Per pool, ``[n]`` int32 ids.
         """
         found: list[list[np.ndarray]] = [[] for _ in self._sizes]
-        for identity, root in self._roots.items():
-            holds = holds_for(identity)
+        for key, root in self._roots.items():
+            holds = holds_for(key)
             stack = [(0, node) for node in root.values()]
             while stack:
                 at, node = stack.pop()
@@ -205,7 +207,7 @@ class PrefixIndex:
         return tuple(_join(ids) for ids in found)
 
     def _prune_below(self, children, at, holds, essential) -> None:
-        for key, node in list(children.items()):
+        for unit, node in list(children.items()):
             length = len(node.tokens)
             for pool in essential:
                 size = self._sizes[pool]
@@ -214,13 +216,13 @@ class PrefixIndex:
                     hole = int(np.argmin(good)) * size
                     length = min(length, hole - hole % self._grid)
             if length == 0:
-                del children[key]
+                del children[unit]
             elif length < len(node.tokens):
-                children[key] = self._slice(node, 0, length)
+                children[unit] = self._slice(node, 0, length)
             else:
                 self._prune_below(node.children, at + length, holds, essential)
                 if not (essential or node.children or self._any_holds(node, at, holds)):
-                    del children[key]
+                    del children[unit]
 
     def _any_holds(self, node: _Node, at: int, holds: Holds) -> bool:
         """Whether anything that a node claims is still true."""
@@ -234,16 +236,16 @@ class PrefixIndex:
         first = at + np.arange(len(ids), dtype=np.int32) * np.int32(self._sizes[pool])
         return holds(pool, ids, epochs, first)
 
-    def _split(self, children, key, node: _Node, length: int) -> _Node:
+    def _split(self, children, unit, node: _Node, length: int) -> _Node:
         """Cuts a node in two on the grid; returns the upper part."""
         upper = self._slice(node, 0, length)
         lower = self._slice(node, length, len(node.tokens))
         lower.children = node.children
-        upper.children[self._key(lower.tokens, 0)] = lower
-        children[key] = upper
+        upper.children[self._unit(lower.tokens, 0)] = lower
+        children[unit] = upper
         return upper
 
-    def _grow(self, path, children, key: bytes, rest: _Node) -> None:
+    def _grow(self, path, children, unit: bytes, rest: _Node) -> None:
         """Adds what is new behind a path: a short leaf is made longer.
 
         A long prompt arrives chunk by chunk; one node per chunk would make every
@@ -251,7 +253,7 @@ class PrefixIndex:
         """
         leaf = path[-1] if path else None
         if leaf is None or leaf.children or len(leaf.tokens) >= _LONG_EDGE:
-            children[key] = rest
+            children[unit] = rest
             return
         leaf.tokens = _join([leaf.tokens, rest.tokens])
         leaf.blocks = tuple(map(_join, zip(leaf.blocks, rest.blocks, strict=True)))
@@ -296,7 +298,7 @@ class PrefixIndex:
             length, shared, int(stored_token), edges, tuple(blocks), tuple(epochs)
         )
 
-    def _key(self, tokens: np.ndarray, at: int) -> bytes:
+    def _unit(self, tokens: np.ndarray, at: int) -> bytes:
         """The next grid unit's tokens themselves: exact, not a hash of them."""
         return tokens[at : at + self._grid].tobytes()
 

@@ -7,6 +7,7 @@ from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.forms import Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.prefix_index import Claims
+from hybridcache_jax.rollout import Key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class ResumePlan:
       stored_token: what the store has at that position; -1 if it has nothing there.
       alternatives: the proved ways that were weighed, the chosen one first.
       changed: identity fields in which another producer of these tokens differs.
-      identity: who asks.
+      key: whose claims were looked up, and under what the row publishes.
       claims: the blocks the plan relies on.
     """
 
@@ -89,8 +90,13 @@ class ResumePlan:
     stored_token: int
     alternatives: tuple[Alternative, ...]
     changed: tuple[str, ...]
-    identity: Identity
+    key: Key
     claims: Claims
+
+    @property
+    def identity(self) -> Identity:
+        """Who asks; without a namespace where all of them share."""
+        return self.key.identity
 
     @property
     def tokens_to_run(self) -> int:

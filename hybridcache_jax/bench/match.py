@@ -16,6 +16,7 @@ from hybridcache_jax.layers import Entries, LayerSpec, Window
 from hybridcache_jax.matching import make_plan
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume import CostModel
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import init
 
@@ -40,7 +41,7 @@ def run() -> Report:
         stored_tokens=_TOKENS + _PREFIXES * _BRANCH,
         backend="cpu",
     )
-    identity = Identity(weights="w", config="c", layout=spec.fingerprint)
+    key = Key(Identity(weights="w", config="c", layout=spec.fingerprint))
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, 200_000, _TOKENS, dtype=np.int32)
     tables, index = list(init(plan).tables), PrefixIndex(spec)
@@ -51,14 +52,14 @@ def run() -> Report:
             fork = number * _TOKENS // _PREFIXES // _BLOCK * _BLOCK
             own = rng.integers(0, 200_000, _BRANCH, dtype=np.int32)
             tokens = np.concatenate([prompt[:fork], own])
-        _store(spec, tables, index, identity, tokens)
+        _store(spec, tables, index, key, tokens)
     facts = jax.tree.map(np.asarray, tuple(tables))
 
     # The same store after every window was evicted: reasons and a replay are sought.
     lost = (dataclasses.replace(facts[0], epoch=facts[0].epoch + 1), facts[1])
 
     def match(tables=facts):
-        return make_plan(spec, tables, index, prompt, identity, 1, CostModel())
+        return make_plan(spec, tables, index, prompt, key, 1, CostModel())
 
     found = match()
     if found.length != (_TOKENS - 1) // _BLOCK * _BLOCK:
@@ -87,9 +88,9 @@ def run() -> Report:
     )
 
 
-def _store(spec, tables, index, identity, tokens) -> None:
+def _store(spec, tables, index, key, tokens) -> None:
     """Puts a prefix into tables and index as a run of its tokens would."""
-    claims = index.lookup(identity, tokens)
+    claims = index.lookup(key, tokens)
     whole = len(tokens) // spec.grid * spec.grid
     blocks, epochs = [], []
     for number, pool in enumerate(spec.pools):
@@ -108,7 +109,7 @@ def _store(spec, tables, index, identity, tokens) -> None:
         fresh = np.asarray(tables[number].epoch)[np.asarray(ids)]
         epochs.append(np.concatenate([claims.epochs[number], fresh]))
     index.insert(
-        identity,
+        key,
         tokens[:whole],
         blocks,
         epochs,

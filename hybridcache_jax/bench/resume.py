@@ -17,6 +17,7 @@ from hybridcache_jax.configs.gemma3 import Gemma3Config
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import batch_inputs
 from hybridcache_jax.models.gemma3 import Gemma3
+from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.request import Request
@@ -58,6 +59,7 @@ def run() -> Report:
         Identity(weights="random", config=config.digest, layout=spec.fingerprint),
         vocab_size=config.vocab_size,
         buckets=buckets,
+        policy=ReusePolicy(scope="namespace"),
     )
     engine.warm_up()
     rng = np.random.default_rng(0)

@@ -16,6 +16,7 @@ from hybridcache_jax.cli.scenes import QUESTIONS, Demo, Outcome
 from hybridcache_jax.cli.session import load, read_text, tokenizer_of, warm_up
 from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import Form
+from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
 from hybridcache_jax.serving.request import Progress as Step
@@ -46,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         max_sequences=2,
         stored_tokens=2 * max_length,
         buckets=_BUCKETS.within(max_length),
+        # Questions are requests of their own and reuse what the others stored.
+        policy=ReusePolicy(scope="namespace"),
     )
     for tokens in prompts.values():
         engine.check(Request(tokens, max_new_tokens=arguments.max_new_tokens))

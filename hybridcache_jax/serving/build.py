@@ -5,6 +5,7 @@ from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.models.load import LoadedModel
 from hybridcache_jax.observe.metrics import Metrics
+from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.step import CompiledStep
@@ -21,6 +22,7 @@ def build_engine(
     block_tokens: int | None = None,
     buckets: Buckets = Buckets(),
     metrics: Metrics = Metrics(),
+    policy: ReusePolicy = ReusePolicy(),
 ) -> Engine:
     """An engine for a loaded model, with an empty cache.
 
@@ -34,6 +36,7 @@ def build_engine(
         32, or what the compression ratios ask for.
       buckets: declared shapes of a step.
       metrics: where to count what happens; by default nowhere.
+      policy: which requests may reuse what others stored; by default none.
 
     Raises:
       ValueError: if the plan does not fit the budget.
@@ -55,6 +58,7 @@ def build_engine(
         vocab_size=vocab_size,
         buckets=buckets,
         metrics=metrics,
+        policy=policy,
     )
 
 

@@ -21,6 +21,7 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.prefix_cache import PrefixCache
+from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.request import Progress, Request, Result
 from hybridcache_jax.serving.sampling import sampling_inputs
@@ -68,6 +69,7 @@ class Engine:
         *,
         vocab_size: int,
         buckets: Buckets = Buckets(),
+        policy: ReusePolicy = ReusePolicy(),
         metrics: Metrics = Metrics(),
     ):
         """An engine with an empty cache.
@@ -78,6 +80,7 @@ class Engine:
           identity: producer of what it writes.
           vocab_size: ids of requests must lie in ``[0, vocab_size)``.
           buckets: declared shapes; the largest chunk must fit the plan's.
+          policy: which requests may reuse what others stored; by default none.
           metrics: where to count what happens; by default nowhere.
 
         Raises:
@@ -93,7 +96,7 @@ class Engine:
         self.buckets = buckets
         self.cache = step.place(init(plan))
         self.metrics = metrics
-        self.prefixes = PrefixCache(plan, metrics=metrics)
+        self.prefixes = PrefixCache(plan, policy=policy, metrics=metrics)
         self.compiled_step = step
         self._vocab_size = vocab_size
         self._takes_checkpoints = any(
@@ -240,7 +243,7 @@ class Engine:
                 return
             self._waiting.popleft()
             started = time.perf_counter()
-            lease = self._acquire(request)
+            lease = self._acquire(number, request)
             self._running.append(
                 _Sequence(
                     number=number,
@@ -265,13 +268,14 @@ class Engine:
             if RULES[pool.form].grows
         )
 
-    def _acquire(self, request: Request) -> Lease:
+    def _acquire(self, number: int, request: Request) -> Lease:
         """Matches and acquires; nothing comes in between, so the plan still holds."""
         identity = self.identity.within(request.namespace)
+        ids = {"request": str(number), "session": request.session}
         if request.reuse:
-            plan = self.prefixes.match(self.cache, request.tokens, identity)
+            plan = self.prefixes.match(self.cache, request.tokens, identity, **ids)
         else:
-            plan = self.prefixes.cold_plan(request.tokens, identity)
+            plan = self.prefixes.cold_plan(request.tokens, identity, **ids)
         self.cache, lease = self.prefixes.acquire(self.cache, plan)
         return lease
 
@@ -353,6 +357,7 @@ class Engine:
     def _finish(self, seq: _Sequence, why: str, report: OnProgress) -> None:
         # Every whole grid unit was published when it was run.
         self.cache = self.prefixes.release(self.cache, seq.lease, publish=False)
+        self.prefixes.end_request(seq.lease.plan)
         if self.metrics.enabled:
             self.prefixes.account(self.cache)
         self._running.remove(seq)
@@ -380,5 +385,5 @@ class Engine:
         request = dataclasses.replace(
             seq.request, tokens=np.array(seq.tokens, np.int32)
         )
-        seq.lease = self._acquire(request)
+        seq.lease = self._acquire(seq.number, request)
         seq.position = seq.lease.plan.start

@@ -18,6 +18,7 @@ class Request:
       sampling: how to choose them.
       stop_tokens: ids that end the generation; the one met is not returned.
       namespace: tenant whose stored prefixes may be read and extended.
+      session: id of the session it belongs to, for the reuse scope ``session``.
       reuse: look for stored prefixes and store this one; False runs cold.
     """
 
@@ -26,6 +27,7 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     stop_tokens: tuple[int, ...] = ()
     namespace: str = ""
+    session: str = ""
     reuse: bool = True
 
 

@@ -19,6 +19,7 @@ from hybridcache_jax.layers import LayerSpec
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.models.protocol import Decoder
 from hybridcache_jax.prefix_cache import PrefixCache
+from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import HybridCache, init
 from hybridcache_jax.testing.audit import RowState, row_state, state_difference
@@ -154,7 +155,7 @@ class ParityRun:
         """
         worst, gap = _Worst(name, len(self.resume_points)), 0.0
         length = self.reference.tokens.shape[1]
-        prefixes = PrefixCache(self.plan)
+        prefixes = PrefixCache(self.plan, policy=ReusePolicy(scope="namespace"))
         cache, ends = self.store(init(self.plan), prefixes)
         for done, point in enumerate(self.resume_points):
             report(name, done, len(self.resume_points))

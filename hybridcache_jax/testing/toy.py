@@ -7,7 +7,7 @@ read (see ``testing.toy_cold``), so a cache can be compared with it after anythi
 
     layers = [hc.LayerSpec(local=hc.Window(4, entry)), hc.LayerSpec(...)]
     model = toy.model(layers, blocks=4)
-    prefixes = hc.PrefixCache(model.plan)
+    prefixes = hc.PrefixCache(model.plan, policy=hc.ReusePolicy("namespace"))
     plan = prefixes.match(model.empty, prompt, model.identity)
     cache, lease = prefixes.acquire(model.empty, plan)
     cache, status, reads = model.step(cache, lease.inputs(prompt[plan.start :]))

@@ -31,6 +31,7 @@ PLAN = hc.plan_capacity(
     stored_tokens=64,
     backend="cpu",
 )
+SHARED = hc.ReusePolicy(scope="namespace")
 ME = Identity(
     weights="w1",
     config="c1",
@@ -66,7 +67,7 @@ def run(prefixes, cache, identity, tokens, *, publish=True):
 @pytest.fixture(scope="module")
 def store():
     """A store that holds ``P[:8]`` of ME and nothing else."""
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=SHARED)
     return prefixes, run(prefixes, hc.init(PLAN), ME, P[:8])
 
 
@@ -162,7 +163,7 @@ def test_identity_is_fixed_when_the_work_starts():
 
 
 def test_b36_adapters_and_the_base_are_apart():
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=SHARED)
     base = dataclasses.replace(ME, adapter="")
     with_a = dataclasses.replace(ME, adapter="A@1.0#digest1")
     cache = run(prefixes, hc.init(PLAN), with_a, P[:8])
@@ -196,7 +197,7 @@ def test_b41_another_tenant_sees_nothing(ask, namespace):
     plan = ask(stranger)
     assert_miss(plan, Reason.NOT_STORED)
     assert plan.shared_length == plan.claimed_length == plan.history_length == 0
-    empty = hc.PrefixCache(PLAN).match(hc.init(PLAN), P[:9], stranger)
+    empty = hc.PrefixCache(PLAN, policy=SHARED).match(hc.init(PLAN), P[:9], stranger)
     assert plan.to_dict() == empty.to_dict()
     assert plan.explain() == empty.explain()
     # The paired check: a cache that never hits would pass the above.
@@ -211,7 +212,7 @@ def test_b41_another_tenant_with_other_weights_learns_nothing(ask):
 
 
 def test_b41_tenants_share_nothing_they_store():
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=SHARED)
     cache = hc.init(PLAN)
     tenants = [ME.within(name) for name in ("a", "b", None)]
     for number, tenant in enumerate(tenants):
@@ -235,7 +236,7 @@ def test_no_namespace_and_the_empty_one_are_the_same():
     assert ME.within(None).digest == ME.within("").digest
     assert ME.within(None).namespace == ""
     assert ME.within("tenant-a") == ME
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=SHARED)
     cache = run(prefixes, hc.init(PLAN), ME.within(None), P[:8])
     assert_hit(prefixes.match(cache, P[:9], ME.within("")))
     assert_hit(prefixes.match(cache, P[:9], ME.within(None)))
@@ -259,7 +260,7 @@ def test_an_incomplete_identity_never_hits(ask, field, value):
 def test_an_incomplete_identity_stores_nothing(field, value):
     """It runs, but neither it nor anybody else finds what it ran."""
     stranger = dataclasses.replace(ME, **{field: value})
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=SHARED)
     cache = run(prefixes, hc.init(PLAN), stranger, P[:8])
     assert prefixes.stored_tokens == 0
     for counts in prefixes.account(cache).values():

@@ -10,6 +10,7 @@ from hybridcache_jax.forms import Form
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Entries, IndexKeys, LayerSpec, Window
 from hybridcache_jax.prefix_index import NOTHING, PrefixIndex
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 
 ROW = Entry.kv(1, 2)
@@ -27,7 +28,8 @@ SIZES = tuple(pool.block_tokens for pool in SPEC.pools)
 ESSENTIAL = tuple(
     number for number, pool in enumerate(SPEC.pools) if pool.form != Form.SWA_WINDOW
 )
-A, B = Identity("w", "c", "l"), Identity("w", "c", "l", namespace="b")
+A = Key(Identity("w", "c", "l"))
+B = Key(Identity("w", "c", "l", namespace="b"))
 
 
 def ints(values):
@@ -195,7 +197,7 @@ def test_any_history_agrees_with_a_dict_of_prefixes(steps):
         else:
             dropped = index.prune(lambda identity: facts.holds, ESSENTIAL)
             assert dropped == oracle.prune(ESSENTIAL)
-            assert set(index.identities()) == oracle.identities
+            assert set(index.stored_keys()) == oracle.identities
         assert index.stored_tokens == len(oracle.units) * GRID
     for identity, prefix in list(oracle.units):
         for tokens in (prefix, (*prefix, 0), (*prefix, 1), prefix[:-1], prefix[1:]):
@@ -227,7 +229,7 @@ def test_an_empty_index_claims_nothing():
         assert (claims.length, claims.shared) == (0, 0)
         assert [len(ids) for ids in claims.blocks] == [0] * len(SIZES)
         assert claims.tokens.tolist() == []
-    assert index.identities() == ()
+    assert index.stored_keys() == ()
     assert index.stored_tokens == 0
 
 
@@ -389,7 +391,7 @@ def test_prune_drops_what_lies_behind_a_hole():
     assert index.prune(without(101), [0]) == 4
     assert index.lookup(A, ints([1, 2, 3, 4, 5, 6])).length == 2
     assert index.prune(without(100, 300), [0]) == 4
-    assert index.identities() == ()
+    assert index.stored_keys() == ()
 
 
 def test_prune_ignores_what_a_replay_rebuilds():
@@ -426,10 +428,10 @@ def test_identities_are_apart():
     store(index, [1, 2], 200, identity=B)
     assert index.lookup(A, ints([1, 2])).blocks[0].tolist() == [100]
     assert index.lookup(B, ints([1, 2])).blocks[0].tolist() == [200]
-    assert set(index.identities()) == {A, B}
+    assert set(index.stored_keys()) == {A, B}
     gone = {A: never, B: always}
     assert index.prune(lambda identity: gone[identity], [0]) == 2
-    assert index.identities() == (B,)
+    assert index.stored_keys() == (B,)
 
 
 def test_the_index_keeps_values_not_references():
@@ -457,7 +459,7 @@ def test_lookup_changes_nothing():
         assert (one.length, one.shared) == (other.length, other.shared)
         assert index.lookup(B, ints(prompt)).length == 0
     assert index.stored_tokens == 4
-    assert index.identities() == (A,)
+    assert index.stored_keys() == (A,)
 
 
 def test_without_essential_pools_lost_ends_are_dropped():

@@ -26,6 +26,7 @@ from hybridcache_jax.layers import (
 from hybridcache_jax.matching import make_plan
 from hybridcache_jax.prefix_index import NOTHING, PrefixIndex
 from hybridcache_jax.resume import CostModel, Holdings, solve
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import StateTable
 from hybridcache_jax.validate import boundary
@@ -108,7 +109,7 @@ class Store:
             blocks.append(ids.astype(np.int32))
             epochs.append(np.full(count, 5, np.int32))
         index = PrefixIndex(spec)
-        index.insert(identity, np.array(tokens, np.int32), blocks, epochs, never)
+        index.insert(Key(identity), np.array(tokens, np.int32), blocks, epochs, never)
         return cls(spec, index, tuple(tables))
 
     def block(self, pool, number):
@@ -129,7 +130,7 @@ class Store:
             self.tables,
             self.index,
             np.array(tokens, np.int32),
-            identity,
+            Key(identity),
             VERSION,
             cost,
         )
@@ -477,11 +478,11 @@ def test_k05_a_form_that_was_never_stored_is_named():
     spec = CacheSpec.from_layers(MIXTURES["gpt-oss"], block_tokens=8)
     for number, pool in enumerate(spec.pools):
         store = Store.of(spec, PROMPT[:24])
-        claims = store.index.lookup(ME, np.array(PROMPT, np.int32))
+        claims = store.index.lookup(Key(ME), np.array(PROMPT, np.int32))
         blocks = list(claims.blocks)
         blocks[number] = np.full(3, NOTHING)
         index = PrefixIndex(spec)
-        index.insert(ME, claims.tokens, blocks, claims.epochs, never)
+        index.insert(Key(ME), claims.tokens, blocks, claims.epochs, never)
         plan = dataclasses.replace(store, index=index).match(PROMPT)
         assert (plan.verdict, plan.length) != (Verdict.RESUMABLE, 24)
         assert [report.pool for report in plan.limiting] == [pool.name]

@@ -117,7 +117,10 @@ def test_a_step_out_of_order_is_refused(view, run, message):
 
 def test_transitions_hand_the_pools_on_untouched():
     """Copying them would cost time and memory in proportion to their size."""
-    prefixes, cache = hc.PrefixCache(PLAN), hc.init(PLAN)
+    prefixes, cache = (
+        hc.PrefixCache(PLAN),
+        hc.init(PLAN),
+    )
 
     def step(cache, inputs):
         view = stated(compressed(window(hc.begin_step(cache, inputs, 9))))

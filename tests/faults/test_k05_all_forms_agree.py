@@ -19,6 +19,7 @@ from hybridcache_jax import Form, LeaseError, Reason, Verdict
 from hybridcache_jax.forms import RULES, Remedy
 from hybridcache_jax.matching import make_plan, snapshot
 from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.rollout import Key
 
 MODELS = {"csa": toy.csa, "sparse": toy.sparse, "recurrent": toy.recurrent}
 POINT = 16
@@ -197,7 +198,7 @@ def in_order(session, order, prompt):
     tables = snapshot(session.cache)
     index = PrefixIndex(spec)
     index.insert(
-        model.identity,
+        Key(model.identity),
         claims.tokens,
         [claims.blocks[n] for n in order],
         [claims.epochs[n] for n in order],
@@ -208,7 +209,7 @@ def in_order(session, order, prompt):
         tuple(tables[n] for n in order),
         index,
         np.array(prompt, np.int32),
-        model.identity,
+        Key(model.identity),
         int(tables[0].version.max()),
         hc.CostModel(),
     )

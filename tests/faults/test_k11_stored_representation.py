@@ -397,7 +397,7 @@ def test_a_cache_of_another_plan_is_refused_before_any_write(name, call):
         )
         for layers in ([layer], OTHER_PLANS[name])
     )
-    prefixes = hc.PrefixCache(other.plan)
+    prefixes = hc.PrefixCache(other.plan, policy=hc.ReusePolicy("namespace"))
     identity = hc.Identity("weights", "config", other.plan.spec.fingerprint)
     calls = {
         "match": lambda: prefixes.match(cache, toy.P, identity),

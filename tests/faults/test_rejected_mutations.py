@@ -14,6 +14,7 @@ import toy
 
 import hybridcache_jax as hc
 from hybridcache_jax import Entry, Form, LeaseError, Plane, Reason, Verdict
+from hybridcache_jax.rollout import Key
 
 PROMPT = [p * 7 % 10 for p in range(17)]
 LINE = [*toy.P, 7]
@@ -185,7 +186,7 @@ def test_another_request_ends_in_the_same_tokens(build, shared):
 def claim(session, tokens, blocks, epochs):
     """Puts claims into the index that no run made."""
     session.prefixes._index.insert(
-        session.model.identity,
+        Key(session.model.identity),
         np.asarray(tokens, np.int32),
         blocks,
         epochs,

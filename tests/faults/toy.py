@@ -372,7 +372,9 @@ class Session:
         self.metrics = metrics
         self.cache = some.empty if cache is None else cache
         self.step = some.step if step is None else step
-        self.prefixes = hc.PrefixCache(some.plan, metrics=metrics)
+        self.prefixes = hc.PrefixCache(
+            some.plan, policy=hc.ReusePolicy("namespace"), metrics=metrics
+        )
 
     def put(self, cache: hc.HybridCache) -> None:
         """Takes over a cache that obeys the laws."""

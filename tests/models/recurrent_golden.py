@@ -103,7 +103,7 @@ class Runner:
     def run_alone(self, row, sizes, width):
         """The same for one reference sequence in an empty cache; its row is last."""
         tokens = self.golden.expected["tokens"][row][: sum(sizes)]
-        prefixes = hc.PrefixCache(self.plan)
+        prefixes = hc.PrefixCache(self.plan, policy=hc.ReusePolicy("namespace"))
         _, cache, lease = self.admit(hc.init(self.plan), prefixes, tokens)
         cache, logits = self.run(cache, lease, tokens, sizes, width)
         assert violations(cache) == []
@@ -179,7 +179,7 @@ def check_resumed(golden):
     """From every stored checkpoint, to the end."""
     run, stride = golden.runner, 5 * BLOCK
     tokens, expected = golden.expected["tokens"][0], golden.expected["logits"][0]
-    prefixes = hc.PrefixCache(run.plan)
+    prefixes = hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace"))
     _, cache, lease = run.admit(hc.init(run.plan), prefixes, tokens)
     for start in range(0, TOKENS, stride):
         part = tokens[start : start + stride]
@@ -207,7 +207,10 @@ def check_batch(golden, steps):
       steps: for each step how many tokens each row runs.
     """
     run, expected = golden.runner, golden.expected
-    prefixes, cache = hc.PrefixCache(run.plan), hc.init(run.plan)
+    prefixes, cache = (
+        hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace")),
+        hc.init(run.plan),
+    )
     leases = []
     for row in range(2):
         _, cache, lease = run.admit(cache, prefixes, expected["tokens"][row])

@@ -103,7 +103,7 @@ class Runner:
 
     def run_alone(self, tokens, sizes, width=WIDTH):
         """The same for one sequence in an empty cache; its row comes last."""
-        prefixes = hc.PrefixCache(self.plan)
+        prefixes = hc.PrefixCache(self.plan, policy=hc.ReusePolicy("namespace"))
         _, cache, lease = self.admit(hc.init(self.plan), prefixes, tokens)
         cache, logits, chosen = self.run(cache, lease, tokens, sizes, width)
         assert violations(cache) == []
@@ -182,7 +182,7 @@ def test_cache_tensors_equal_the_reference(name):
 def test_resumed_at_every_legal_point(name):
     run, expected = runner(name), golden(name)
     tokens = expected["tokens"][0]
-    prefixes = hc.PrefixCache(run.plan)
+    prefixes = hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace"))
     _, cache, lease = run.admit(hc.init(run.plan), prefixes, tokens)
     for start in range(0, TOKENS, WIDTH):
         part = tokens[start : start + WIDTH]
@@ -206,7 +206,10 @@ def test_resumed_at_every_legal_point(name):
 def test_rows_of_unequal_length_in_one_batch(name):
     """Padding of one row, and the other row, disturb nothing."""
     run, expected = runner(name), golden(name)
-    prefixes, cache = hc.PrefixCache(run.plan), hc.init(run.plan)
+    prefixes, cache = (
+        hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace")),
+        hc.init(run.plan),
+    )
     leases = []
     for row in range(2):
         _, cache, lease = run.admit(cache, prefixes, expected["tokens"][row])

@@ -133,7 +133,7 @@ class Runner:
 
     def run_alone(self, tokens, sizes, width):
         """The same in an empty cache; the row's number comes last."""
-        prefixes = hc.PrefixCache(self.plan)
+        prefixes = hc.PrefixCache(self.plan, policy=hc.ReusePolicy("namespace"))
         _, cache, lease = self.admit(hc.init(self.plan), prefixes, tokens)
         cache, logits, chosen = self.run_split(cache, lease, tokens, sizes, width)
         assert violations(cache) == []
@@ -215,7 +215,11 @@ def assert_results(name, row, start, logits, chosen):
 def test_one_shot():
     """Both sequences in one step."""
     run, tokens = runner(TINY), golden(TINY)["tokens"]
-    prefixes, cache, parts = hc.PrefixCache(run.plan), hc.init(run.plan), []
+    prefixes, cache, parts = (
+        hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace")),
+        hc.init(run.plan),
+        [],
+    )
     for row in range(2):
         _, cache, lease = run.admit(cache, prefixes, tokens[row])
         parts.append((lease, tokens[row]))
@@ -230,7 +234,11 @@ def test_one_shot():
 def test_rows_of_unequal_length_in_one_batch():
     """Padding of one row, and the other row, disturb nothing."""
     run, tokens = runner(TINY), golden(TINY)["tokens"]
-    prefixes, cache, leases = hc.PrefixCache(run.plan), hc.init(run.plan), []
+    prefixes, cache, leases = (
+        hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace")),
+        hc.init(run.plan),
+        [],
+    )
     for row in range(2):
         _, cache, lease = run.admit(cache, prefixes, tokens[row])
         leases.append(lease)
@@ -281,7 +289,11 @@ def test_cache_tensors_equal_the_reference(name, width):
 @pytest.mark.parametrize(("name", "width"), [(TINY, 24), (REAL, 400)])
 def test_resumed_at_every_legal_point(name, width):
     run, tokens = runner(name), golden(name)["tokens"][0]
-    prefixes, total, grid = hc.PrefixCache(run.plan), TOKENS[name], run.spec.grid
+    prefixes, total, grid = (
+        hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace")),
+        TOKENS[name],
+        run.spec.grid,
+    )
     _, cache, lease = run.admit(hc.init(run.plan), prefixes, tokens)
     for start in range(0, total, max(grid, 24)):
         part = tokens[start : start + max(grid, 24)]

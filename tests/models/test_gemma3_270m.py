@@ -17,6 +17,7 @@ from hybridcache_jax.errors import CheckpointError
 from hybridcache_jax.lease import batch_inputs
 from hybridcache_jax.models.bundled import GEMMA3_270M_SHA256, bundled_gemma3_270m
 from hybridcache_jax.models.load import load_model
+from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
 from hybridcache_jax.serving.sampling import sampling_inputs
@@ -39,6 +40,7 @@ def engine():
             max_sequences=1,
             stored_tokens=3072,
             buckets=Buckets(batch=(1,), chunk=(1, 256)),
+            policy=ReusePolicy(scope="namespace"),
         )
     return engine
 

@@ -88,7 +88,7 @@ def split(total, *sizes):
 def test_every_way_of_running_gives_the_reference_logits(step, expected, sizes, width):
     for row in range(2):
         tokens = expected["tokens"][row]
-        prefixes = hc.PrefixCache(PLAN)
+        prefixes = hc.PrefixCache(PLAN, policy=hc.ReusePolicy("namespace"))
         cache, lease = admit(hc.init(PLAN), prefixes, tokens)
         cache, logits = run(step, cache, lease, tokens, split(72, *sizes), width)
         np.testing.assert_allclose(logits, expected["logits"][row], atol=TOLERANCE)
@@ -110,7 +110,7 @@ def test_cache_tensors_equal_the_reference(step, expected, length):
     prefix = "cache" if length == 72 else f"cache_at_{length}"
     for row in range(2):
         tokens = expected["tokens"][row][:length]
-        prefixes = hc.PrefixCache(PLAN)
+        prefixes = hc.PrefixCache(PLAN, policy=hc.ReusePolicy("namespace"))
         cache, lease = admit(hc.init(PLAN), prefixes, tokens)
         cache, _ = run(step, cache, lease, tokens, split(length, 24))
         state = row_state(cache, lease.row)
@@ -126,7 +126,7 @@ def test_cache_tensors_equal_the_reference(step, expected, length):
 
 def test_resumed_at_every_legal_point(step, expected):
     tokens = expected["tokens"][0]
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=hc.ReusePolicy("namespace"))
     cache, lease = admit(hc.init(PLAN), prefixes, tokens)
     for start in range(0, 72, 24):
         part = tokens[start : start + 24]
@@ -156,7 +156,7 @@ def test_resumed_at_every_legal_point(step, expected):
 @pytest.mark.slow
 def test_rows_of_unequal_length_in_one_batch(step, expected):
     tokens, logits = expected["tokens"], expected["logits"]
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=hc.ReusePolicy("namespace"))
     cache, first = admit(hc.init(PLAN), prefixes, tokens[0])
     cache, second = admit(cache, prefixes, tokens[1])
     at = [0, 0]
@@ -191,7 +191,7 @@ def test_a_window_off_by_one_is_seen(expected, change):
         max_chunk=72,
         stored_tokens=0,
     )
-    prefixes = hc.PrefixCache(plan)
+    prefixes = hc.PrefixCache(plan, policy=hc.ReusePolicy("namespace"))
     tokens = expected["tokens"][0]
     cache, lease = prefixes.acquire(hc.init(plan), prefixes.cold_plan(tokens, IDENTITY))
     _, logits = run(make_step(tiny_model()), cache, lease, tokens, [72], 72)

@@ -76,12 +76,17 @@ def test_resumed_state_equals_the_cold_runs_bit_by_bit(name):
     run = run_of(name)
     length = reference(name).tokens.shape[1]
     point = run.resume_points[len(run.resume_points) // 2]
-    stored, _ = run.store(hc.init(run.plan), prefixes := hc.PrefixCache(run.plan))
+    stored, _ = run.store(
+        hc.init(run.plan),
+        prefixes := hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace")),
+    )
     resumed, leases = run.resume(stored, prefixes, point)
     span = [(point, length)] * len(leases)
     resumed, after = run.step(resumed, leases, span)
     ends = [row_state(resumed, lease.row) for lease in leases]
-    cold, leases = run.cold(hc.init(run.plan), hc.PrefixCache(run.plan))
+    cold, leases = run.cold(
+        hc.init(run.plan), hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace"))
+    )
     for at in range(0, point, run.grid):
         cold, _ = run.step(cold, leases, [(at, at + run.grid)] * len(leases))
     cold, want = run.step(cold, leases, span)
@@ -135,7 +140,7 @@ def test_the_derived_replay_is_exact_and_one_token_less_is_not(name):
     point = run.resume_points[-1]
     if name == "llama4_text":
         point = point - point % 8 + 4  # in the middle of a chunk
-    prefixes = hc.PrefixCache(run.plan)
+    prefixes = hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace"))
     cache, _ = run.store(hc.init(run.plan), prefixes)
     cache, leases = run.resume(cache, prefixes, point)
     cold = row_state(cache, leases[0].row)
@@ -160,7 +165,7 @@ def test_the_derived_replay_is_exact_and_one_token_less_is_not(name):
 def test_models_of_history_alone_have_nothing_to_replay(name):
     run = run_of(name)
     assert all(RULES[pool.form].grows for pool in run.spec.pools)
-    prefixes = hc.PrefixCache(run.plan)
+    prefixes = hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace"))
     cache, _ = run.store(hc.init(run.plan), prefixes)
     cache = prefixes.evict(cache, hc.Form.INDEXER_STATE)
     plan = prefixes.match(cache, run.reference.tokens[0], run.identity)
@@ -171,7 +176,7 @@ def test_models_of_history_alone_have_nothing_to_replay(name):
 def test_without_its_checkpoint_a_point_is_reached_from_the_one_before(name):
     run = run_of(name)
     point, tokens = run.resume_points[-1], run.reference.tokens[0]
-    prefixes = hc.PrefixCache(run.plan)
+    prefixes = hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace"))
     cache, _ = run.store(hc.init(run.plan), prefixes)
     plan = prefixes.match(cache, tokens[: point + 1], run.identity)
     assert (plan.verdict, plan.length) == (hc.Verdict.RESUMABLE, point)
@@ -195,7 +200,9 @@ def test_without_its_checkpoint_a_point_is_reached_from_the_one_before(name):
     spans = [(before, point)] + [(0, 0)] * others
     cache, _ = run.step(cache, [lease] + [idle] * others, spans)
     state = row_state(cache, lease.row)
-    cold, leases = run.cold(hc.init(run.plan), hc.PrefixCache(run.plan))
+    cold, leases = run.cold(
+        hc.init(run.plan), hc.PrefixCache(run.plan, policy=hc.ReusePolicy("namespace"))
+    )
     for at in range(0, point, run.grid):
         cold, _ = run.step(cold, leases, [(at, at + run.grid)] * len(leases))
     assert state_difference(state, row_state(cold, leases[0].row)) == 0.0

@@ -41,6 +41,7 @@ def engine():
         stored_tokens=2 * len(tokens()),
         budget="64MiB",
         buckets=Buckets(batch=(1,), chunk=(32,)),
+        policy=hc.ReusePolicy(scope="namespace"),
     )
 
 

@@ -48,7 +48,11 @@ def run(name, make, config):
         stored_tokens=400,
     )
     identity = hc.Identity(weights=name, config=name, layout=spec.fingerprint)
-    prefixes, cache, parts = hc.PrefixCache(plan), hc.init(plan), []
+    prefixes, cache, parts = (
+        hc.PrefixCache(plan, policy=hc.ReusePolicy("namespace")),
+        hc.init(plan),
+        [],
+    )
     for row in tokens:
         cache, lease = prefixes.acquire(cache, prefixes.cold_plan(row, identity))
         parts.append((lease, row))

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from small_model import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
+from small_model import BUCKETS, IDENTITY, PLAN, SHARED, VOCABULARY, random_model
 
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.step import CompiledStep
@@ -20,6 +20,13 @@ def make_engine(compiled):
 
     def make(**changes):
         plan = dataclasses.replace(PLAN, **changes)
-        return Engine(compiled, plan, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
+        return Engine(
+            compiled,
+            plan,
+            IDENTITY,
+            vocab_size=VOCABULARY,
+            buckets=BUCKETS,
+            policy=SHARED,
+        )
 
     return make

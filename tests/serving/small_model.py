@@ -35,6 +35,7 @@ PLAN = hc.plan_capacity(
 )
 IDENTITY = hc.Identity(weights="w", config=CONFIG.digest, layout=SPEC.fingerprint)
 BUCKETS = Buckets(batch=(1, 3), chunk=(1, 16))
+SHARED = hc.ReusePolicy(scope="namespace")
 
 
 def random_model(seed):

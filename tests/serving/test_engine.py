@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_model import BUCKETS, IDENTITY, PLAN, VOCABULARY, random_model
+from small_model import BUCKETS, IDENTITY, PLAN, SHARED, VOCABULARY, random_model
 
 import hybridcache_jax as hc
 from hybridcache_jax.serving.engine import Engine
@@ -108,7 +108,14 @@ def test_any_history_gives_cold_tokens(make_engine_once, data):
 @pytest.fixture(scope="module")
 def make_engine_once(compiled):
     return tuple(
-        Engine(compiled, PLAN, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
+        Engine(
+            compiled,
+            PLAN,
+            IDENTITY,
+            vocab_size=VOCABULARY,
+            buckets=BUCKETS,
+            policy=SHARED,
+        )
         for _ in range(2)
     )
 
@@ -138,6 +145,7 @@ def test_nothing_is_compiled_after_warm_up_wherever_the_parameters_lie(bound):
         IDENTITY,
         vocab_size=VOCABULARY,
         buckets=BUCKETS,
+        policy=SHARED,
         metrics=hc.Metrics(hc.MemoryRegistry()),
     )
     engine.warm_up()
@@ -178,6 +186,7 @@ def test_the_counters_are_what_the_results_say(compiled):
         IDENTITY,
         vocab_size=VOCABULARY,
         buckets=BUCKETS,
+        policy=SHARED,
         metrics=hc.Metrics(registry),
     )
 
@@ -348,7 +357,41 @@ def test_bad_requests_are_refused_and_lose_nothing(make_engine, request_, messag
 def test_buckets_larger_than_the_plan_are_refused(compiled):
     plan = dataclasses.replace(PLAN, max_chunk=8)
     with pytest.raises(ValueError, match="exceeds the plan's max_chunk"):
-        Engine(compiled, plan, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
+        Engine(
+            compiled,
+            plan,
+            IDENTITY,
+            vocab_size=VOCABULARY,
+            buckets=BUCKETS,
+            policy=SHARED,
+        )
+
+
+def test_new_models_reuse_within_a_request_only(compiled):
+    """By default; within a session or a tenant if the policy says so."""
+    for scope, hits in [("request", 0), ("session", 1), ("namespace", 2)]:
+        engine = Engine(
+            compiled,
+            PLAN,
+            IDENTITY,
+            vocab_size=VOCABULARY,
+            buckets=BUCKETS,
+            policy=hc.ReusePolicy(scope),
+        )
+        results = [
+            engine.run([Request(BASE, max_new_tokens=2, session=session)])[0]
+            for session in ("one", "one", "other", "")
+        ]
+        reused = [result.plan.length > 0 for result in results]
+        assert reused[:3] == [False, hits > 0, hits > 1]
+        assert len({result.tokens for result in results}) == 1
+        want = {
+            "request": hc.Reason.NOT_STORED,
+            "session": hc.Reason.SCOPE_UNKNOWN,
+            "namespace": hc.Reason.OK,
+        }
+        assert results[3].plan.reason == want[scope]
+        assert violations(engine.cache) == []
 
 
 def test_progress_tells_every_token(make_engine):
@@ -404,7 +447,9 @@ def test_the_smallest_plans_serve(compiled, rows, stored):
         stored_tokens=stored,
     )
     # The compiled step of the session has the shapes of another plan: one is enough.
-    engine = Engine(compiled, plan, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS)
+    engine = Engine(
+        compiled, plan, IDENTITY, vocab_size=VOCABULARY, buckets=BUCKETS, policy=SHARED
+    )
     requests = [Request(prompt(0, 60, n), max_new_tokens=3) for n in range(rows + 1)]
     for result in engine.run(requests):
         assert len(result.tokens) == 3
@@ -436,5 +481,5 @@ def test_values_of_another_branch_are_refused(make_engine, compiled):
         prefixes.match(newer, BASE, IDENTITY)
     assert violations(newest) == []
     # A new PrefixCache takes any cache: it claims nothing yet.
-    fresh = hc.PrefixCache(PLAN)
+    fresh = hc.PrefixCache(PLAN, policy=hc.ReusePolicy("namespace"))
     assert fresh.match(newest, BASE, IDENTITY).length == 0

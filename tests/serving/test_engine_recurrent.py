@@ -65,7 +65,14 @@ def compiled():
 def make_engine(compiled):
     def make():
         buckets = Buckets(batch=(2,), chunk=(1, 16))
-        return Engine(compiled, PLAN, IDENTITY, vocab_size=VOCABULARY, buckets=buckets)
+        return Engine(
+            compiled,
+            PLAN,
+            IDENTITY,
+            vocab_size=VOCABULARY,
+            buckets=buckets,
+            policy=hc.ReusePolicy(scope="namespace"),
+        )
 
     return make
 

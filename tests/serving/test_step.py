@@ -44,7 +44,7 @@ def test_the_cache_is_written_in_place(dtype):
 
 
 def test_a_stale_row_yields_no_values_and_moves_nothing(compiled):
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=hc.ReusePolicy("namespace"))
     cache, good = admit(prefixes, hc.init(PLAN), np.arange(9))
     cache, bad = admit(prefixes, cache, np.arange(9))
     stale = dataclasses.replace(bad, ticket=bad.ticket + 1)
@@ -64,7 +64,7 @@ def test_a_stale_row_yields_no_values_and_moves_nothing(compiled):
 
 
 def test_a_foreign_id_is_told_and_changes_nothing(compiled):
-    prefixes = hc.PrefixCache(PLAN)
+    prefixes = hc.PrefixCache(PLAN, policy=hc.ReusePolicy("namespace"))
     cache, lease = admit(prefixes, hc.init(PLAN), np.arange(5))
     for wrong in (-1, VOCABULARY, 2**31 - 1):
         cache, output = run(compiled, cache, [(lease, [1, wrong, 2])])

@@ -1,0 +1,179 @@
+"""How widely stored prefixes are shared: scopes, and the keys that follow from them.
+
+Reuse is switched on step by step.  A new model starts where a request finds only what
+it stored itself; once its hits have proved right, an operator lets sessions, a tenant
+or all tenants share.  The scope decides the key under which claims are looked up and
+published, so what lies outside a scope is not filtered out: it is never met.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hybridcache_jax.codes import Reason
+from hybridcache_jax.identity import Identity
+
+
+class Scope(enum.IntEnum):
+    """Who may reuse what a request stored; each scope is wider than the one before."""
+
+    OFF = 0
+    REQUEST = 1
+    SESSION = 2
+    NAMESPACE = 3
+    GLOBAL = 4
+
+    @classmethod
+    def of(cls, scope: "Scope | str") -> "Scope":
+        """The scope itself, or the one of that name in lower case.
+
+        Raises:
+          ValueError: if there is no such scope.
+        """
+        if isinstance(scope, Scope):
+            return scope
+        try:
+            return _NAMES[scope]
+        except (KeyError, TypeError):
+            raise ValueError(
+                f"There is no reuse scope {scope!r}; expected one of "
+                f"{', '.join(_NAMES)}."
+            ) from None
+
+
+_NAMES = {scope.name.lower(): scope for scope in Scope}
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What claims are kept under; equal exactly where reuse is allowed.
+
+    Attributes:
+      identity: the producer in its namespace; without one in the scope ``GLOBAL``.
+      scope: the scope it was made in.
+      owner: the request's or the session's id where the scope asks for one.
+      generation: changes of the producer's scope so far, so that nothing stored
+        before one is found after it.
+    """
+
+    identity: Identity
+    scope: Scope = Scope.NAMESPACE
+    owner: str = ""
+    generation: int = 0
+
+    @property
+    def reason(self) -> Reason:
+        """OK if claims may be kept under it, else why nothing is shared."""
+        if self.scope == Scope.OFF:
+            return Reason.REUSE_OFF
+        if not self.identity.complete:
+            return Reason.IDENTITY_UNKNOWN
+        if self.scope in (Scope.REQUEST, Scope.SESSION) and not self.owner:
+            return Reason.SCOPE_UNKNOWN
+        return Reason.OK
+
+
+@dataclasses.dataclass(frozen=True)
+class ReusePolicy:
+    """How widely prefixes are shared when serving begins.
+
+    Attributes:
+      scope: of every producer that is not named below, as a :class:`Scope` or by name:
+
+        - ``"off"``: nothing is matched or published;
+        - ``"request"``: only what the same request stored (several answers to one
+          prompt, a request that was put off and resumed);
+        - ``"session"``: what the same session stored, within its namespace;
+        - ``"namespace"``: what the same tenant stored;
+        - ``"global"``: what any tenant stored.
+      producers: scopes of producers by identity; their namespaces do not matter.
+
+    Raises:
+      ValueError: for a scope that does not exist.
+    """
+
+    scope: Scope | str = Scope.REQUEST
+    producers: Mapping[Identity, Scope | str] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+
+    def __post_init__(self):
+        object.__setattr__(self, "scope", Scope.of(self.scope))
+        scopes = {
+            identity.within(None): Scope.of(scope)
+            for identity, scope in self.producers.items()
+        }
+        object.__setattr__(self, "producers", MappingProxyType(scopes))
+
+
+class Rollout:
+    """The scopes of this moment: the policy, and what was changed since."""
+
+    def __init__(self, policy: ReusePolicy):
+        """Every producer stands where the policy puts it."""
+        self.policy = policy
+        self._scopes: dict[Identity, Scope] = {}
+        self._generations: dict[Identity, int] = {}
+
+    def scope(self, identity: Identity) -> Scope:
+        """The scope of a producer, whatever the namespace."""
+        producer = identity.within(None)
+        planned = self.policy.producers.get(producer, self.policy.scope)
+        return self._scopes.get(producer, Scope.of(planned))
+
+    def set_scope(self, identity: Identity, scope: Scope | str) -> bool:
+        """Moves a producer to another scope, wider or narrower.
+
+        Nothing stored so far is found in the new one, not even after coming back:
+        wider, because it was stored for fewer readers; narrower, because the change
+        says that it is not trusted.
+
+        Args:
+          identity: the producer; its namespace does not matter.
+          scope: where to.
+
+        Returns:
+          Whether that is a change.
+
+        Raises:
+          ValueError: for a scope that does not exist.
+        """
+        producer, scope = identity.within(None), Scope.of(scope)
+        if scope == self.scope(producer):
+            return False
+        self._scopes[producer] = scope
+        self._generations[producer] = self._generations.get(producer, 0) + 1
+        return True
+
+    def key(self, identity: Identity, *, request: str = "", session: str = "") -> Key:
+        """The key of a producer, and of a request or session, in today's scope.
+
+        Args:
+          identity: producer and namespace.
+          request: id of the request; "" for none.
+          session: id of the session; "" for none.
+
+        Raises:
+          ValueError: for an id that is no string.
+        """
+        for name, given in (("request", request), ("session", session)):
+            if not isinstance(given, str):
+                raise ValueError(f"{name} must be a string, got {given!r}.")
+        scope = self.scope(identity)
+        owners = {Scope.REQUEST: request, Scope.SESSION: session}
+        return Key(
+            identity=identity.within(None) if scope == Scope.GLOBAL else identity,
+            scope=scope,
+            owner=owners.get(scope, ""),
+            generation=self._generations.get(identity.within(None), 0),
+        )
+
+    def holds(self, key: Key) -> bool:
+        """Whether claims may be kept under a key, by the scopes of this moment."""
+        producer = key.identity.within(None)
+        return (
+            key.reason == Reason.OK
+            and key.scope == self.scope(producer)
+            and key.generation == self._generations.get(producer, 0)
+        )
