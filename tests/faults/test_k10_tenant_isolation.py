@@ -114,7 +114,8 @@ def test_a_plan_of_another_tenant_is_of_no_use():
     session = toy.Session(toy.only_full())
     store(session, "a", toy.P[:8])
     theirs = match(session, "a", toy.P[:9])
-    forged = dataclasses.replace(theirs, identity=session.model.identity.within("b"))
+    key = dataclasses.replace(theirs.key, identity=session.model.identity.within("b"))
+    forged = dataclasses.replace(theirs, key=key)
     before = session.cache
     with pytest.raises(LeaseError, match="match again"):
         session.acquire(forged)
