@@ -77,7 +77,6 @@ DIFFERENCES = (
     ),
     Difference("C35", "6", "hit", 0, _WHOLE),
     Difference("C35", "6", "lens", [0, 0], _WHOLE),
-    Difference("C35", "7", "num_new", [2, 1], _WHOLE),
     Difference("C35", "8", "num_copies", 0, _WHOLE),
     Difference("T06", "0", "value", 129, _CHUNK),
     Difference("T06", "1", "value", 193, _CHUNK),
