@@ -48,7 +48,7 @@ class Host:
     def __init__(self, plan: hc.CapacityPlan):
         self.plan = plan
         self.cache = hc.init(plan)
-        self.prefixes = hc.PrefixCache(plan)
+        self.prefixes = hc.PrefixCache(plan, policy=hc.ReusePolicy("namespace"))
 
     def put(self, cache: hc.HybridCache) -> None:
         assert violations(cache) == []
