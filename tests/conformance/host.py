@@ -164,9 +164,10 @@ class Host:
         assert sequence.lease is not None
         row = sequence.lease.row
         ids = np.array(self.cache.rows.blocks[pool])[row]
-        length = np.array([self.cache.rows.length[row]])
+        held = self.cache.rows.held[row, pool]
+        reach = np.array([max(int(self.cache.rows.length[row]), int(held))])
         size = self.plan.spec.pools[pool].block_tokens
-        numbers = block_numbers(length, size, len(ids))[0]
+        numbers = block_numbers(reach, size, len(ids))[0]
         return {
             int(number): int(block)
             for number, block in zip(numbers, ids, strict=True)
