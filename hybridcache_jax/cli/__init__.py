@@ -114,6 +114,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "Gemma 3 270M of the 'gemma' extra if it is installed, else tiny-v4)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--metrics", action="store_true", help="show what was counted at the end"
+    )
 
 
 def _add_length(parser: argparse.ArgumentParser, default: int) -> None:
