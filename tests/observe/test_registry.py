@@ -13,6 +13,7 @@ from hybridcache_jax.forms import Remedy
 from hybridcache_jax.matching import make_cold_plan
 from hybridcache_jax.observe.declarations import PREFIX, Where, Why, describe
 from hybridcache_jax.resume_plan import Alternative, FormReport
+from hybridcache_jax.rollout import Key, Scope
 
 ENTRY = hc.Entry.kv(heads=1, dim=1)
 SPEC = hc.CacheSpec.from_layers(
@@ -23,7 +24,8 @@ SPEC = hc.CacheSpec.from_layers(
     block_tokens=4,
 )
 IDENTITY = hc.Identity(weights="w", config="c", layout=SPEC.fingerprint)
-MISS = dataclasses.replace(make_cold_plan(SPEC, 9, IDENTITY), reason=Reason.NOT_STORED)
+KEY = Key(IDENTITY, Scope.NAMESPACE)
+MISS = dataclasses.replace(make_cold_plan(SPEC, 9, KEY), reason=Reason.NOT_STORED)
 LIMIT = FormReport(
     "window", hc.Form.SWA_WINDOW, (5, 12), Reason.EVICTED, 8, Remedy.REPLAY
 )
