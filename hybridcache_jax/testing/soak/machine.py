@@ -6,10 +6,13 @@ are compared with the oracle's; every verdict is, and what a step read; what a r
 is compared with a cold run by the operation ``inspect``.
 """
 
+import collections
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +34,7 @@ _REMEMBERED = 4
 
 
 class Operation(NamedTuple):
-    """A name of :data:`OPERATIONS` and three numbers of at least 0."""
+    """A name and three numbers of at least 0."""
 
     name: str
     a: int = 0
@@ -39,7 +42,7 @@ class Operation(NamedTuple):
     c: int = 0
 
 
-class Divergence(AssertionError):
+class DivergenceError(AssertionError):
     """The library did something else than the oracle."""
 
 
@@ -60,6 +63,9 @@ class Machine:
       cache: the newest value.
       prefixes: its store.
       oracle: what both must be.
+      counts: operations by name, without those that found nothing to do.
+      verdicts: plans by verdict.
+      tokens: tokens run.
     """
 
     def __init__(self, model: toy.Model, width: int = 8):
@@ -69,6 +75,9 @@ class Machine:
           model: the toy; with a forward pass of its own only verdicts and facts are
             compared, for its values are unknown.
           width: tokens of one row in one step.
+
+        Raises:
+          ValueError: for a model without a form that grows with the history.
         """
         base = model.identity
         self.model = model
@@ -80,6 +89,14 @@ class Machine:
             dataclasses.replace(base, weights=""),
         )
         self.oracle = Oracle(model, [who.complete for who in self.identities])
+        if not self.oracle.prunes:
+            raise ValueError(
+                "No form of this model grows with the history: a replay rebuilds all "
+                "of it, nothing is ever lost; give it a layer with global entries."
+            )
+        self.counts: collections.Counter = collections.Counter()
+        self.verdicts: collections.Counter = collections.Counter()
+        self.tokens = 0
         self.prefixes = PrefixCache(model.plan)
         self.cache = model.empty
         self._who = 0
@@ -101,11 +118,12 @@ class Machine:
           Whether there was anything to do.
 
         Raises:
-          Divergence: if the library did something else than the oracle.
+          DivergenceError: if the library did something else than the oracle.
         """
         before = self.cache
         done = getattr(self, f"_{operation.name}")(*operation[1:])
         if done:
+            self.counts[operation.name] += 1
             self._compare()
         if int(before.stamp) != int(self.cache.stamp):
             self._older = before
@@ -259,7 +277,7 @@ class Machine:
 
     def _crash(self, a: int, b: int, c: int) -> bool:
         """An eviction dies half way; one goes on from the value of before."""
-        if self._begun() or not self.oracle.prunes:
+        if self._begun():
             return False
         forms = sorted({pool.form for pool in self.model.plan.spec.pools})
         form = forms[a % len(forms)]
@@ -270,17 +288,11 @@ class Machine:
             for place in self.oracle.evictable(index)
         }
 
-        def die(*_):
-            raise InterruptedError
-
-        whole = self.prefixes._finish_eviction
-        self.prefixes._finish_eviction = die
-        try:
+        died = mock.patch.object(
+            self.prefixes, "_finish_eviction", side_effect=InterruptedError
+        )
+        with died, contextlib.suppress(InterruptedError):
             self.prefixes.evict(self.cache, form)
-        except InterruptedError:
-            pass
-        finally:
-            self.prefixes._finish_eviction = whole
         self.oracle.forget_units(lost)
         return True
 
@@ -353,12 +365,13 @@ class Machine:
         who = self._who if a % 4 else a // 4 % len(self.identities)
         plan = self.prefixes.match(self.cache, prompt, self.identities[who])
         expected = self.oracle.expected(who, prompt)
+        self.verdicts[plan.verdict.name] += 1
         self._same(
             f"plan for {prompt} of identity {who}",
             (plan.verdict.name, plan.length, plan.start),
             (expected.verdict.name, expected.point, expected.start),
         )
-        if self.oracle.prunes and self.oracle.shared[who]:
+        if self.oracle.shared[who]:
             self._same("claimed length", plan.claimed_length, expected.claimed)
             held = tuple(report.held for report in plan.forms)
             self._same("forms held", held, expected.held)
@@ -388,6 +401,7 @@ class Machine:
             if statuses[place] != Status.OK:
                 continue
             self._learn(holder)
+            self.tokens += len(tokens)
             end = holder.row.length
             first = max(end - len(tokens), holder.row.known)
             if not self.model.style or first >= end:
@@ -396,7 +410,7 @@ class Machine:
             skipped = first - end + len(tokens)
             got = reads[:, place, skipped : len(tokens)]
             if not np.allclose(got, cold, rtol=3e-7, atol=0):
-                raise Divergence(
+                raise DivergenceError(
                     f"Row {holder.lease.row} read {got.tolist()} at positions "
                     f"{first}..{end - 1} of {holder.row.tokens}, a cold run reads "
                     f"{cold.tolist()}."
@@ -410,7 +424,7 @@ class Machine:
             gone.append({n for n in self.oracle.blocks[index] if free[n]})
         wrong = self.oracle.evict(gone, wanted)
         if wrong:
-            raise Divergence(f"An eviction of {list(wanted)}: {wrong}.")
+            raise DivergenceError(f"An eviction of {list(wanted)}: {wrong}.")
 
     def _refused(self, error: type[Exception], call, *arguments, old=False) -> None:
         cache = self._older if old else self.cache
@@ -418,7 +432,9 @@ class Machine:
             call(cache, *arguments)
         except error:
             return
-        raise Divergence(f"{call.__name__}{arguments} was to raise {error.__name__}.")
+        raise DivergenceError(
+            f"{call.__name__}{arguments} was to raise {error.__name__}."
+        )
 
     def _holder(self, a: int) -> _Holder | None:
         return self._holders[a % len(self._holders)] if self._holders else None
@@ -445,7 +461,7 @@ class Machine:
             for block in new:
                 place = int(columns[block.number % pool.columns])
                 if not 0 <= place < pool.count or place in self.oracle.blocks[index]:
-                    raise Divergence(
+                    raise DivergenceError(
                         f"Pool {index}: row {holder.lease.row} was handed block "
                         f"{place} for its block {block.number}; it is not free."
                     )
@@ -478,34 +494,11 @@ class Machine:
     def _equal(self, what: str, got, want: np.ndarray) -> None:
         got = np.asarray(got)
         if not np.array_equal(got, want):
-            raise Divergence(f"{what}: {got.tolist()}, expected {want.tolist()}.")
+            raise DivergenceError(f"{what}: {got.tolist()}, expected {want.tolist()}.")
 
     def _same(self, what: str, got, want) -> None:
         if got != want:
-            raise Divergence(f"{what}: {got}, expected {want}.")
-
-
-OPERATIONS = tuple(
-    name
-    for name in (
-        "match",
-        "admit",
-        "acquire_late",
-        "step",
-        "publish",
-        "release",
-        "fork",
-        "rewind",
-        "evict",
-        "make_room",
-        "begin_eviction",
-        "crash",
-        "recover",
-        "bump",
-        "misuse",
-        "inspect",
-    )
-)
+            raise DivergenceError(f"{what}: {got}, expected {want}.")
 
 
 @functools.lru_cache(maxsize=8192)

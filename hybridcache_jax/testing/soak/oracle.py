@@ -331,14 +331,11 @@ class Oracle:
 
     def forget_units(self, lost: set[Block]) -> None:
         """Drops claims as if some blocks were lost; the blocks stay."""
-        if not self.prunes:
-            return
         self._units = self._whole(lost)
-        ends = {(who, tokens) for who, tokens in self._units}
         self._claims = {
             claim: block
             for claim, block in self._claims.items()
-            if (claim[0], claim[3]) in ends
+            if (claim[0], claim[3]) in self._units
         }
 
     def _is_dead(self, block: Block, lost: set[Block]) -> bool:
@@ -353,8 +350,6 @@ class Oracle:
 
     def _whole(self, lost: set[Block]) -> set[Unit]:
         """Units that no hole lies before or in."""
-        if not self.prunes:
-            return self._units
         good, grid = set(), self.model.grid
         for who, tokens in sorted(self._units, key=lambda unit: len(unit[1])):
             end = len(tokens)
