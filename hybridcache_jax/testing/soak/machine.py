@@ -23,6 +23,7 @@ from hybridcache_jax.errors import LeaseError, NoRoomError, StaleCacheError
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.audit import violations
@@ -97,7 +98,7 @@ class Machine:
         self.counts: collections.Counter = collections.Counter()
         self.verdicts: collections.Counter = collections.Counter()
         self.tokens = 0
-        self.prefixes = PrefixCache(model.plan)
+        self.prefixes = PrefixCache(model.plan, policy=ReusePolicy("namespace"))
         self.cache = model.empty
         self._who = 0
         self._holders: list[_Holder] = []
@@ -305,7 +306,7 @@ class Machine:
 
     def _bump(self, a: int, b: int, c: int) -> bool:
         """Other weights from here on."""
-        self._who = a % len(self.identities) if b % 4 == 0 else a % 2
+        self._who = a % 2 if b % 4 == 0 else 0
         return True
 
     def _misuse(self, a: int, b: int, c: int) -> bool:
@@ -355,14 +356,14 @@ class Machine:
 
     def _prompt(self, a: int, b: int, c: int) -> tuple[list[int], list[int]]:
         """What a row would run for good, and the part of it that is a prompt."""
-        script = list(self._streams[a % _STREAMS])
+        script = list(self._streams[a % 4 % _STREAMS])
         if c % 2:
             cut = c // 2 % self.model.max_length
             script[cut:] = self._streams[a // 4 % _STREAMS][cut:]
         return script, script[: b % (self.model.max_length + 1)]
 
     def _matched(self, prompt: list[int], a: int) -> tuple[ResumePlan, Expected]:
-        who = self._who if a % 4 else a // 4 % len(self.identities)
+        who = self._who if a % 8 else a // 8 % len(self.identities)
         plan = self.prefixes.match(self.cache, prompt, self.identities[who])
         expected = self.oracle.expected(who, prompt)
         self.verdicts[plan.verdict.name] += 1

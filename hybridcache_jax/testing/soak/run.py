@@ -25,7 +25,7 @@ WEIGHTS: Mapping[str, int] = MappingProxyType(
         "release": 10,
         "fork": 3,
         "rewind": 5,
-        "evict": 2,
+        "evict": 3,
         "make_room": 4,
         "begin_eviction": 2,
         "crash": 2,
