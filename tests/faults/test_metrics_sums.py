@@ -147,7 +147,8 @@ def test_they_add_up_where_hits_fall_back():
 
 def test_they_add_up_where_hits_are_replayed():
     session, registry = counted(toy.three_forms)
-    acts = [("serve", 0, 14), ("evict", 0, 0), ("serve", 0, 14)]
+    # Meanwhile another row stands within a block.
+    acts = [("hold", 2, 5), ("serve", 0, 14), ("evict", 0, 0), ("serve", 0, 14)]
     *_, plan = play(session, registry, acts)
     assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
     assert value(registry, "run_tokens_total", phase="replay") == 12 - plan.start > 0
