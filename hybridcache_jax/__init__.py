@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.prefix_cache import PrefixCache as PrefixCache
     from hybridcache_jax.resume import CostModel as CostModel
     from hybridcache_jax.resume_plan import ResumePlan as ResumePlan
+    from hybridcache_jax.retention import Retention as Retention
     from hybridcache_jax.rollout import ReusePolicy as ReusePolicy
     from hybridcache_jax.rollout import Scope as Scope
     from hybridcache_jax.spec import CacheSpec as CacheSpec
@@ -72,6 +73,7 @@ _HOME = {
     "Reason": "codes",
     "RecurrentState": "layers",
     "ResumePlan": "resume_plan",
+    "Retention": "retention",
     "ReusePolicy": "rollout",
     "Scope": "rollout",
     "StaleCacheError": "errors",

@@ -203,7 +203,7 @@ def _differs(
 
 
 def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
-    """Lets go of blocks wholly behind what the next token, or a rollback, requires."""
+    """Lets go of blocks behind what the next token, or what is held back, requires."""
     rows = jnp.where(status == Status.OK, rows, cache.plan.max_sequences)
     view = rowlib.gather(cache, rows)
     tables, blocks = list(cache.tables), list(cache.rows.blocks)
@@ -212,7 +212,7 @@ def _trim(cache: HybridCache, rows: AnyArray, status: jax.Array) -> HybridCache:
             continue
         size, count = pool.block_tokens, cache.plan.blocks[index]
         number = rowlib.block_numbers(view.length, size, view.blocks[index].shape[1])
-        back = jnp.maximum(view.length - cache.plan.rollback, 0)
+        back = cache.plan.held_from(pool.form, view.length)
         seen, _ = required(pool.form, pool.geometry, back)
         behind = (number >= 0) & ((number + 1) * size <= seen[:, None])
         gone = jnp.where(behind, view.blocks[index], count)

@@ -85,9 +85,8 @@ def _stays(plan: CapacityPlan, number: int, length: int, tokens: int) -> bool:
     lo, hi = required(pool.form, pool.geometry, length)
     if lo >= hi:
         return True
-    behind, _ = required(
-        pool.form, pool.geometry, max(length + tokens - plan.rollback, 0)
-    )
+    last = plan.held_from(pool.form, length + tokens)
+    behind, _ = required(pool.form, pool.geometry, last)
     return (lo // pool.block_tokens + 1) * pool.block_tokens > behind
 
 

@@ -4,13 +4,16 @@ All shapes follow from the plan, so nothing retraces while serving.  The budget
 counts pools, state tables, row tables and the host's index alike (red line 1).
 """
 
+import bisect
 import dataclasses
 import re
+from collections.abc import Mapping
 
 import jax
 import numpy as np
 
-from hybridcache_jax.forms import RULES
+from hybridcache_jax.forms import RULES, Form
+from hybridcache_jax.retention import Policies, Retention, policies
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.validate import alignment, layout
 from pallas_kernels.contracts import XLA
@@ -36,6 +39,10 @@ class CapacityPlan:
       backend: ``"cpu"``, ``"gpu"`` or ``"tpu"``; decides storage dtypes.
       rollback: a row can be rewound so far below the furthest it stood, within what
         it ran itself; but for recurrent states, which exist at checkpoints alone.
+      retention: policies of bounded forms, ascending; the others keep every block.
+      stored_tokens: tokens of stored prefixes that were planned for.
+      stored_length: tokens that one stored sequence was taken to have, prompt and
+        output; decides how often ``Retention.ends`` keeps something.
     """
 
     spec: CacheSpec
@@ -45,11 +52,19 @@ class CapacityPlan:
     blocks: tuple[int, ...]
     backend: str
     rollback: int = 0
+    retention: Policies = ()
+    stored_tokens: int = 0
+    stored_length: int = 1
 
     def __post_init__(self):
         for name in ("max_sequences", "max_length", "max_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
+        if self.stored_length < 1 or self.stored_tokens < 0:
+            raise ValueError(
+                f"stored_length must be >= 1 and stored_tokens >= 0, got "
+                f"{self.stored_length} and {self.stored_tokens}."
+            )
         if not 0 <= self.rollback <= self.max_length:
             raise ValueError(
                 f"rollback must be 0 to max_length {self.max_length} tokens, got "
@@ -65,6 +80,7 @@ class CapacityPlan:
                 f"blocks must have one number per pool ({len(self.spec.pools)}), "
                 f"got {len(self.blocks)}."
             )
+        policies(self.spec, dict(self.retention))
         _check_layout(self)
         for pool, count in zip(self.spec.pools, self.blocks, strict=True):
             least = minimum_blocks(
@@ -72,7 +88,7 @@ class CapacityPlan:
                 self.max_sequences,
                 self.max_length,
                 self.max_chunk,
-                self.rollback,
+                self._margin(pool.form),
             )
             if count < least:
                 raise ValueError(
@@ -95,7 +111,48 @@ class CapacityPlan:
         whole = -(-self.max_length // spec.block_tokens)
         if RULES[spec.form].grows:
             return whole
-        return min(whole, _live_blocks(spec, self.max_chunk + self.rollback) + 1)
+        behind = self.max_chunk + self._margin(spec.form)
+        return min(whole, _live_blocks(spec, behind) + 1)
+
+    def policy(self, form: Form) -> Retention:
+        """At which resume points a bounded form is kept."""
+        return _policy(self.retention, form)
+
+    def held_from(self, form: Form, length):
+        """Position as if standing at which a row holds a bounded form.
+
+        Args:
+          form: a bounded form.
+          length: int or int32 array ``[...]``, where the row stands.
+
+        Returns:
+          Of the same shape, at most ``length``: less the rollback, and for
+          ``Retention.ends`` at the last grid point, which may become the output's end.
+        """
+        back = length - self.rollback
+        back = back * (back > 0)
+        return back - back % self.spec.grid if self.policy(form).holds_back else back
+
+    def _margin(self, form: Form) -> int:
+        """Most tokens between ``held_from`` and the row's length."""
+        return self.rollback + _held_back(self.spec, self.policy(form))
+
+    @property
+    def index_tokens(self) -> int:
+        """Most tokens that the host's index holds.
+
+        What grows with the history bounds them: every token of the index has its block
+        in each such pool.  A model without such forms keeps tokens without blocks
+        between its resume points; there :class:`PrefixCache` keeps to this number.
+        """
+        sizes = [
+            (pool, count * pool.block_tokens)
+            for pool, count in zip(self.spec.pools, self.blocks, strict=True)
+        ]
+        growing = [tokens for pool, tokens in sizes if RULES[pool.form].grows]
+        if growing:
+            return min(growing)
+        return max(self.max_length, self.stored_tokens, *(n for _, n in sizes))
 
     @property
     def pool_bytes(self) -> tuple[int, ...]:
@@ -115,7 +172,9 @@ class CapacityPlan:
         # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
         # version, length and `known`, the token log, and whether it is live.
         row = (2 * columns + 2 * pools + 4 + self.max_length) * _INT32 + 1
-        index = sum(self.blocks) * 2 * _INT32 + _index_tokens(self) * _INT32
+        # Per token its id, and an id and an epoch for each pool's block, held or not.
+        claims = sum(self.index_tokens // p.block_tokens for p in self.spec.pools)
+        index = (self.index_tokens + 2 * claims) * _INT32
         return tables + self.max_sequences * row + index
 
     @property
@@ -152,7 +211,9 @@ def plan_capacity(
     max_length: int,
     max_chunk: int = 256,
     stored_tokens: int | None = None,
+    stored_length: int | None = None,
     rollback: int = 0,
+    retention: Retention | Mapping[Form, Retention] = Retention.every_block(),
     backend: str | None = None,
 ) -> CapacityPlan:
     """Divides a byte budget over the pools of a spec.
@@ -160,7 +221,8 @@ def plan_capacity(
     Every pool first gets what live sequences need: one sequence of ``max_length``
     and one block for each other row in the growing pools, a full window, tail or
     state for every row in the bounded ones.  What is left goes to stored prefixes, so
-    that all pools can hold the same number of further tokens.
+    that all pools serve the same number of further tokens; a bounded pool gets the
+    blocks that its retention policy keeps for so many.
 
     Args:
       spec: what is cached.
@@ -170,45 +232,75 @@ def plan_capacity(
       max_chunk: most tokens of one row in one step.
       stored_tokens: tokens of stored prefixes to plan for, rounded up to the grid;
         None uses the whole budget.
+      stored_length: tokens of a stored sequence, prompt and output, on average; None
+        for ``max_length``.  Where sequences are shorter than that, pools under
+        ``Retention.ends`` fill up sooner, and hits are replayed more often.
       rollback: tokens by which a row can be rewound below the furthest it stood,
         within what it ran itself; what the last step ran needs no margin.
+      retention: at which resume points bounded forms are kept; one policy for all of
+        them, or one for each form that is named.
       backend: None for JAX's default backend.
 
     Raises:
       ValueError: for a budget that cannot be read or does not fit, saying how many
-        bytes the smallest plan needs.
+        bytes the smallest plan needs; for a retention policy of a form that grows, or
+        whose distance is no multiple of the grid.
     """
     size = parse_bytes(budget)
     backend = jax.default_backend() if backend is None else backend
     max_chunk = min(max_chunk, max_length)
+    length = max_length if stored_length is None else stored_length
+    kept = policies(spec, retention)
     least = tuple(
-        minimum_blocks(pool, max_sequences, max_length, max_chunk, rollback)
+        minimum_blocks(
+            pool,
+            max_sequences,
+            max_length,
+            max_chunk,
+            rollback + _held_back(spec, _policy(kept, pool.form)),
+        )
         for pool in spec.pools
     )
 
     def plan(grids: int) -> CapacityPlan:
+        tokens = grids * spec.grid
         blocks = tuple(
-            base + grids * (spec.grid // pool.block_tokens)
+            base + _stored_blocks(spec, pool, _policy(kept, pool.form), tokens, length)
             for base, pool in zip(least, spec.pools, strict=True)
         )
         return CapacityPlan(
-            spec, max_sequences, max_length, max_chunk, blocks, backend, rollback
+            spec=spec,
+            max_sequences=max_sequences,
+            max_length=max_length,
+            max_chunk=max_chunk,
+            blocks=blocks,
+            backend=backend,
+            rollback=rollback,
+            retention=kept,
+            stored_tokens=tokens,
+            stored_length=length,
         )
 
-    smallest = plan(0)
-    per_grid = plan(1).total_bytes - smallest.total_bytes
-    room = (size - smallest.total_bytes) // per_grid
-    grids = room if stored_tokens is None else -(-stored_tokens // spec.grid)
-    if room < 0 or grids > room:
-        needed = plan(0 if stored_tokens is None else grids).total_bytes
+    if stored_tokens is None:
+        # Index and growing pools alone tell how many can be at most; one more than
+        # int32 can count says so when it is tried.
+        per_grid = spec.grid * (_INT32 + int(spec.bytes_per_token()))
+        most = min(size // per_grid, _INT32_MAX // spec.grid) + 2
+        fitting = range(most)
+        grids = bisect.bisect(fitting, size, key=lambda n: plan(n).total_bytes) - 1
+    else:
+        grids = -(-stored_tokens // spec.grid)
+    made = plan(max(grids, 0))
+    if made.total_bytes > size:
         raise ValueError(
             f"The plan does not fit: {max_sequences} sequences of up to {max_length} "
             f"tokens"
             + ("" if stored_tokens is None else f" and {stored_tokens} stored tokens")
-            + f" need {format_bytes(needed)}, the budget is {format_bytes(size)}. "
-            f"Raise the budget, or lower max_length, max_sequences or stored_tokens."
+            + f" need {format_bytes(made.total_bytes)}, the budget is "
+            f"{format_bytes(size)}. Raise the budget, or lower max_length, "
+            f"max_sequences or stored_tokens."
         )
-    return plan(grids)
+    return made
 
 
 def minimum_blocks(
@@ -222,6 +314,14 @@ def minimum_blocks(
 
     Room for a chunk is made while the blocks of the chunk before are still pinned, so
     a bounded form needs its window and two chunks, and a state itself three times.
+    What a row holds back, for a rollback or for its last grid point, comes on top.
+
+    Args:
+      pool: the pool.
+      max_sequences: rows.
+      max_length: most tokens of a row.
+      max_chunk: most tokens of a row in one step.
+      rollback: tokens behind its length at which a row holds a bounded form.
     """
     whole = -(-max_length // pool.block_tokens)
     if RULES[pool.form].grows:
@@ -283,9 +383,19 @@ def _live_blocks(pool: PoolSpec, tokens: int) -> int:
     return -(-(reach + tokens) // pool.block_tokens) + 1
 
 
-def _index_tokens(plan: CapacityPlan) -> int:
-    """Tokens that the host's index can come to hold: those of the largest pool."""
-    return max(
-        count * pool.block_tokens
-        for pool, count in zip(plan.spec.pools, plan.blocks, strict=True)
-    )
+def _policy(retention: Policies, form: Form) -> Retention:
+    return dict(retention).get(form, Retention.every_block())
+
+
+def _held_back(spec: CacheSpec, policy: Retention) -> int:
+    """Most tokens between a row's last grid point and its length, if that matters."""
+    return spec.grid - 1 if policy.holds_back else 0
+
+
+def _stored_blocks(
+    spec: CacheSpec, pool: PoolSpec, policy: Retention, tokens: int, length: int
+) -> int:
+    """Blocks of a pool for so many tokens of stored sequences of a length."""
+    if RULES[pool.form].grows:
+        return tokens // pool.block_tokens
+    return policy.stored_blocks(pool, tokens, grid=spec.grid, length=length)

@@ -234,6 +234,8 @@ class PrefixCache:
 
         Only whole blocks of whole grid units, only what was really run (the row's own
         token log says what), and nothing that a replay rebuilt below its resume point.
+        Of bounded forms what the plan's retention policies keep: publish when the
+        prompt has been run, and on release.
         Found by those whom the reuse scope of the row's plan names; nothing is stored
         if it has changed since, or names nobody.
 
@@ -245,25 +247,7 @@ class PrefixCache:
           LeaseError: if the lease no longer holds; nothing is published.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        self._line.require_newest(cache)
-        row, ticket = np.array([lease.row]), np.array([lease.ticket])
-        status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
-        if status[0] != Status.OK:
-            self._watch.stale(Where.PUBLISH)
-            raise LeaseError(
-                f"The lease on row {lease.row} no longer holds; nothing was published. "
-                "Match and acquire again."
-            )
-        key = lease.plan.key
-        offer = collect(self.plan, view, log, lease.plan)
-        if offer is None or not self._rollout.holds(key):
-            return cache
-        holds = self._holds(snapshot(cache), key)
-        self._index.insert(key, offer.tokens, offer.blocks, offer.epochs, holds)
-        accepted = self._index.lookup(key, offer.tokens)
-        after = self._keep(cache, *offer.marks(self.plan, accepted))
-        self._watch.stored(cache, after)
-        return self._line.stamped(after)
+        return self._publish(cache, lease, finished=False)
 
     def release(
         self, cache: HybridCache, lease: Lease, *, publish: bool = True
@@ -273,7 +257,7 @@ class PrefixCache:
         Args:
           cache: the cache.
           lease: the receipt.
-          publish: store what was run first.
+          publish: store what was run first, as a sequence that is finished.
 
         Raises:
           LeaseError: if the receipt is not the row's own; nothing changes.
@@ -281,7 +265,7 @@ class PrefixCache:
         """
         self._line.require_newest(cache)
         if publish:
-            cache = self.publish(cache, lease)
+            cache = self._publish(cache, lease, finished=True)
         cache, status = self._release(cache, lease.row, lease.ticket)
         if int(status) != Status.OK:
             raise LeaseError(
@@ -433,6 +417,29 @@ class PrefixCache:
         }
         self._watch.sampled(accounts, self._index)
         return accounts
+
+    def _publish(
+        self, cache: HybridCache, lease: Lease, *, finished: bool
+    ) -> HybridCache:
+        self._line.require_newest(cache)
+        row, ticket = np.array([lease.row]), np.array([lease.ticket])
+        status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
+        if status[0] != Status.OK:
+            self._watch.stale(Where.PUBLISH)
+            raise LeaseError(
+                f"The lease on row {lease.row} no longer holds; nothing was published. "
+                "Match and acquire again."
+            )
+        key, tables = lease.plan.key, snapshot(cache)
+        offer = collect(self.plan, view, log, lease.plan, tables, finished=finished)
+        if offer is None or not self._rollout.holds(key):
+            return cache
+        holds = self._holds(tables, key)
+        self._index.insert(key, offer.tokens, offer.blocks, offer.epochs, holds)
+        accepted = self._index.lookup(key, offer.tokens)
+        after = self._keep(cache, *offer.marks(self.plan, accepted))
+        self._watch.stored(cache, after)
+        return self._line.stamped(after)
 
     def _evict_counts(
         self, cache: HybridCache, counts: Sequence[int], why: Why

@@ -1,15 +1,22 @@
-"""What a row offers to the store: tokens it really ran, and the blocks they left."""
+"""What a row offers to the store: tokens it really ran, and the blocks they left.
+
+Of what grows with the history everything is offered.  Of bounded forms only what a
+resume point requires at which all of them are kept: a window beside a tail or a
+checkpoint that is not there is of use to nobody.
+"""
 
 import dataclasses
 
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.forms import required
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.prefix_index import NOTHING, Claims
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rows import RowView, block_numbers
 from hybridcache_jax.spec import PoolSpec
+from hybridcache_jax.state import StateTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,18 +28,19 @@ class Offer:
       blocks: per pool, ``[n // block_tokens]`` int32; ``NOTHING`` where the row has
         no block (any more).
       epochs: per pool, likewise.
-      floor: positions below come from the plan's claims; the row wrote the others.
     """
 
     tokens: np.ndarray
     blocks: tuple[np.ndarray, ...]
     epochs: tuple[np.ndarray, ...]
-    floor: int
 
     def marks(
         self, capacity: CapacityPlan, accepted: Claims
     ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-        """Ids and epochs of the row's own blocks that the index took.
+        """Ids and epochs of the row's blocks that the index took.
+
+        Those that the row was admitted with are among them: their claims may have been
+        dropped in the meantime, and are now made again.
 
         Args:
           capacity: sizes; each pool's vectors are padded to its row columns.
@@ -42,12 +50,12 @@ class Offer:
           Per pool, ``[C]`` int32 ids (``NOTHING`` for padding) and epochs.
         """
         ids, seen = [], []
-        for number, pool in enumerate(capacity.spec.pools):
+        for number in range(len(capacity.spec.pools)):
             mine, stamps = self.blocks[number], self.epochs[number]
             taken = (mine != NOTHING) & (accepted.blocks[number] == mine)
-            taken[: self.floor // pool.block_tokens] = False
-            place = np.flatnonzero(taken)
             columns = capacity.columns(number)
+            # A row refers to its last blocks only; it pins those, and no others.
+            place = np.flatnonzero(taken)[-columns:]
             padded = np.full(columns, NOTHING)
             padded[: len(place)] = mine[place]
             marks = np.zeros(columns, np.int32)
@@ -58,7 +66,13 @@ class Offer:
 
 
 def collect(
-    capacity: CapacityPlan, row: RowView, log: np.ndarray, plan: ResumePlan
+    capacity: CapacityPlan,
+    row: RowView,
+    log: np.ndarray,
+    plan: ResumePlan,
+    tables: tuple[StateTable, ...],
+    *,
+    finished: bool,
 ) -> Offer | None:
     """What a row can offer beyond what it was admitted with; None for nothing.
 
@@ -69,16 +83,29 @@ def collect(
     claimed already or was rebuilt by a replay, whose first rows are not exact.
 
     Args:
-      capacity: sizes.
+      capacity: sizes, and the retention policies.
       row: the row, a batch of one, as NumPy arrays; its lease holds.
       log: ``[1, N]`` int32, the row's token log.
       plan: the plan it was admitted under.
+      tables: facts, as NumPy arrays.
+      finished: whether the output ends where the row stands.
     """
     spec = capacity.spec
     length = int(row.length[0])
-    whole = length - length % spec.grid
-    if whole <= plan.length:
+    points = np.arange(plan.length + spec.grid, length + 1, spec.grid, dtype=np.int32)
+    own = [
+        _own_blocks(pool, number, row, capacity.blocks[number])
+        for number, pool in enumerate(spec.pools)
+    ]
+    end = length if finished else 0
+    joint, states = _kept_points(capacity, points, own, tables, plan.num_tokens, end)
+    grows = [RULES[pool.form].grows for pool in spec.pools]
+    if not any(grows):
+        # Tokens behind the last point of use would be claimed for nothing.
+        points = points[points <= max(joint.max(initial=0), states.max(initial=0))]
+    if not len(points):
         return None
+    whole = int(points[-1])
     blocks, epochs = [], []
     for number, pool in enumerate(spec.pools):
         size = pool.block_tokens
@@ -86,29 +113,68 @@ def collect(
         ids, seen = np.full(total, NOTHING), np.zeros(total, np.int32)
         ids[:floor] = plan.claims.blocks[number][:floor]
         seen[:floor] = plan.claims.epochs[number][:floor]
-        columns, stamps = row.blocks[number][0], row.epochs[number][0]
-        numbers = block_numbers(row.length, size, len(columns))[0]
+        numbers, columns, stamps = own[number]
         good = (numbers >= floor) & (numbers < total)
-        good = good & (columns < capacity.blocks[number])
-        good = good & _of_use(pool, numbers, spec.grid)
+        if not grows[number]:
+            kept = states if RULES[pool.form].exact else joint
+            good = good & _of_use(pool, numbers, kept)
         ids[numbers[good]], seen[numbers[good]] = columns[good], stamps[good]
         blocks.append(ids)
         epochs.append(seen)
-    return Offer(
-        tokens=log[0, :whole].copy(),
-        blocks=tuple(blocks),
-        epochs=tuple(epochs),
-        floor=plan.length,
-    )
+    return Offer(log[0, :whole].copy(), tuple(blocks), tuple(epochs))
 
 
-def _of_use(pool: PoolSpec, numbers: np.ndarray, grid: int) -> np.ndarray:
-    """Which blocks a resume point requires: bounded forms only those just before one.
+def _own_blocks(
+    pool: PoolSpec, number: int, row: RowView, nothing: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers, ids and epochs of the blocks that a row refers to in one pool."""
+    columns = np.asarray(row.blocks[number][0])
+    stamps = np.asarray(row.epochs[number][0])
+    length = np.asarray(row.length)
+    numbers = np.asarray(block_numbers(length, pool.block_tokens, len(columns))[0])
+    there = (numbers >= 0) & (columns < nothing)
+    return numbers[there], columns[there], stamps[there]
 
-    What a form requires moves on with the resume point, so only the first grid point
-    behind a block's first token needs to be asked.
+
+def _kept_points(
+    capacity: CapacityPlan,
+    points: np.ndarray,
+    own: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    tables: tuple[StateTable, ...],
+    prompt: int,
+    end: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Points at which every bounded form is kept, and those of the checkpoints alone.
+
+    A checkpoint without windows is of use all the same: a replay starts there.
+    """
+    grid = capacity.spec.grid
+    joint, states = np.ones(len(points), bool), np.ones(len(points), bool)
+    for number, pool in enumerate(capacity.spec.pools):
+        rule = RULES[pool.form]
+        if rule.grows:
+            continue
+        policy = capacity.policy(pool.form)
+        kept = policy.keeps(points, grid=grid, prompt=prompt, end=end)
+        if rule.exact:
+            numbers, ids, _ = own[number]
+            taken = numbers[tables[number].stage[ids] == Stage.SEALED]
+            kept = kept & np.isin(points // pool.block_tokens - 1, taken)
+            states = states & kept
+        joint = joint & kept
+    return points[joint], points[states]
+
+
+def _of_use(pool: PoolSpec, numbers: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Which blocks the points (ascending) require.
+
+    What a form requires moves on with the resume point, so only the first point behind
+    a block's first token needs to be asked.
     """
     first = numbers * pool.block_tokens
-    point = first - first % grid + grid
+    place = np.searchsorted(points, first, side="right")
+    there = place < len(points)
+    point = points[place[there]]
     lo, hi = required(pool.form, pool.geometry, point)
-    return (lo < hi) & (lo < first + pool.block_tokens)
+    there[there] = (lo < hi) & (lo < first[there] + pool.block_tokens)
+    return there

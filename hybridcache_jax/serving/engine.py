@@ -3,7 +3,8 @@
 Host code between compiled steps.  A request is matched and admitted when a row and
 enough blocks are there; prompts run in chunks whose ends lie at absolute multiples
 of the largest chunk, so that a resumed prompt and a cold one share their schedule;
-rows that decode share a step.  Every finished grid unit is published at once.
+rows that decode share a step.  Every finished grid unit is published at once, and the
+end of the output with the last token.
 """
 
 import collections
@@ -99,8 +100,8 @@ class Engine:
         self.prefixes = PrefixCache(plan, policy=policy, metrics=metrics)
         self.compiled_step = step
         self._vocab_size = vocab_size
-        self._takes_checkpoints = any(
-            RULES[pool.form].exact for pool in plan.spec.pools
+        self._checkpoints = next(
+            (plan.policy(p.form) for p in plan.spec.pools if RULES[p.form].exact), None
         )
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: list[_Sequence] = []
@@ -307,10 +308,14 @@ class Engine:
         chunk = self.buckets.max_chunk
         stop = seq.position - seq.position % chunk + chunk
         end = min(stop, len(seq.tokens))
-        if self._takes_checkpoints:
-            # A state becomes a checkpoint only where a step ends on the grid.
-            last = end - end % self.plan.spec.grid
-            end = last if last > seq.position else end
+        if self._checkpoints is not None:
+            # A state becomes a checkpoint only where a step ends.
+            end = self._checkpoints.step_end(
+                seq.position,
+                end,
+                grid=self.plan.spec.grid,
+                prompt=seq.lease.plan.num_tokens,
+            )
         return seq.tokens[seq.position : end]
 
     def _make_room(self, ready, parts) -> None:
@@ -355,8 +360,9 @@ class Engine:
         return False
 
     def _finish(self, seq: _Sequence, why: str, report: OnProgress) -> None:
-        # Every whole grid unit was published when it was run.
-        self.cache = self.prefixes.release(self.cache, seq.lease, publish=False)
+        # Whole grid units were published when they were run; now the end is known.
+        publish = seq.request.reuse
+        self.cache = self.prefixes.release(self.cache, seq.lease, publish=publish)
         self.prefixes.end_request(seq.lease.plan)
         if self.metrics.enabled:
             self.prefixes.account(self.cache)

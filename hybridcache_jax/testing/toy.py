@@ -33,6 +33,7 @@ from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import Form
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import LayerSpec
+from hybridcache_jax.retention import Retention
 from hybridcache_jax.spec import CacheSpec, Part
 from hybridcache_jax.state import HybridCache, init
 from hybridcache_jax.testing.audit import row_state
@@ -148,6 +149,7 @@ def model(
     rows: int = 3,
     stored: int = 48,
     rollback: int = 0,
+    retention: Retention | Mapping[Form, Retention] = Retention.every_block(),
     backend: str | None = None,
 ) -> Model:
     """A toy with the layers of a model; equal arguments give the same one.
@@ -173,6 +175,8 @@ def model(
       rows: sequences alive at once.
       stored: tokens of stored prefixes to plan for.
       rollback: tokens by which every row can be rewound.
+      retention: at which resume points bounded forms are kept, as ``plan_capacity``
+        takes it.
       backend: as ``plan_capacity`` takes it.
 
     Raises:
@@ -190,6 +194,7 @@ def model(
         forward,
         entry,
         (max_length, max_chunk, rows, stored, rollback),
+        retention if isinstance(retention, Retention) else tuple(retention.items()),
         backend,
     )
 
@@ -257,7 +262,7 @@ def stored_blocks(model: Model, cache: HybridCache) -> dict[tuple[int, str], set
 
 
 @functools.cache
-def _model(kinds, blocks, style, forward, entry, sizes, backend) -> Model:
+def _model(kinds, blocks, style, forward, entry, sizes, retention, backend) -> Model:
     max_length, max_chunk, rows, stored, rollback = sizes
     spec = CacheSpec.from_layers(
         [
@@ -274,6 +279,7 @@ def _model(kinds, blocks, style, forward, entry, sizes, backend) -> Model:
         max_chunk=max_chunk,
         stored_tokens=stored,
         rollback=rollback,
+        retention=retention if isinstance(retention, Retention) else dict(retention),
         backend=backend,
     )
     run = forward or functools.partial(run_layers, chain=style == "chain")

@@ -525,12 +525,14 @@ def plan(spec=HYBRID, budget="1MiB", **more):
 
 
 def index_bytes(made: CapacityPlan) -> int:
-    """The stated estimate: id and epoch per block, and the stored tokens."""
-    tokens = max(
+    """The stored tokens, all of which have their history, and the claims for them."""
+    tokens = min(
         count * pool.block_tokens
         for pool, count in zip(made.spec.pools, made.blocks, strict=True)
+        if pool.form != Form.SWA_WINDOW
     )
-    return 8 * sum(made.blocks) + 4 * tokens
+    claims = sum(tokens // pool.block_tokens for pool in made.spec.pools)
+    return 8 * claims + 4 * tokens
 
 
 def device_bytes(made: CapacityPlan) -> int:
