@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.codes import Reason as Reason
     from hybridcache_jax.codes import Status as Status
     from hybridcache_jax.codes import Verdict as Verdict
+    from hybridcache_jax.cost import CostModel as CostModel
     from hybridcache_jax.entry import Entry as Entry
     from hybridcache_jax.entry import Plane as Plane
     from hybridcache_jax.errors import HybridCacheError as HybridCacheError
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from hybridcache_jax.observe import Metrics as Metrics
     from hybridcache_jax.observe import PrometheusRegistry as PrometheusRegistry
     from hybridcache_jax.prefix_cache import PrefixCache as PrefixCache
-    from hybridcache_jax.resume import CostModel as CostModel
     from hybridcache_jax.resume_plan import ResumePlan as ResumePlan
     from hybridcache_jax.retention import Retention as Retention
     from hybridcache_jax.rollout import ReusePolicy as ReusePolicy
@@ -53,7 +53,7 @@ _HOME = {
     "CacheSpec": "spec",
     "CapacityPlan": "capacity",
     "Chunk": "layers",
-    "CostModel": "resume",
+    "CostModel": "cost",
     "Entries": "layers",
     "Entry": "entry",
     "Form": "forms",

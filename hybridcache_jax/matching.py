@@ -8,14 +8,16 @@ import jax
 import numpy as np
 
 from hybridcache_jax.codes import Reason, Verdict
-from hybridcache_jax.forms import RULES, required
+from hybridcache_jax.cost import CostModel
+from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.prefix_index import PrefixIndex, no_claims
-from hybridcache_jax.resume import CostModel, Holdings, Solution, solve
-from hybridcache_jax.resume_plan import Alternative, FormReport, ResumePlan
+from hybridcache_jax.resume import Holdings, Solution, solve
+from hybridcache_jax.resume_plan import FormReport, ResumePlan
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.state import HybridCache, StateTable
 from hybridcache_jax.validate import facts, readable
+from hybridcache_jax.ways import blocks_to_load, proved_ways
 
 # Points that are tried before all of them.
 _NEAR = 256
@@ -55,25 +57,33 @@ def make_plan(
     claimed = int(points[-1])
     reports = _reports(spec, solution, reasons, claimed)
     reason, changed = _reason(index, tokens, key, spec.grid, claimed, reports)
+    ways = proved_ways(spec, solution, reasons, len(tokens), cost)
+    length, start = int(solution.point), int(solution.start)
     return ResumePlan(
         verdict=Verdict(int(solution.verdict)),
-        length=int(solution.point),
-        start=int(solution.start),
+        length=length,
+        start=start,
         num_tokens=len(tokens),
         reason=reason,
         forms=reports,
         claimed_length=claimed,
         history_length=int(solution.history_point),
+        lost_length=int(solution.lost_point),
         shared_length=claims.shared,
         stored_token=claims.stored_token,
-        alternatives=_alternatives(solution, len(tokens)),
+        bytes_to_load=ways[0].bytes_to_load,
+        seconds=ways[0].seconds,
+        loads=blocks_to_load(spec, reasons, length, start),
+        alternatives=ways,
         changed=changed,
         key=key,
         claims=claims,
     )
 
 
-def make_cold_plan(spec: CacheSpec, num_tokens: int, key: Key) -> ResumePlan:
+def make_cold_plan(
+    spec: CacheSpec, num_tokens: int, key: Key, cost: CostModel
+) -> ResumePlan:
     """A plan that reuses nothing because nobody asked for reuse."""
     return ResumePlan(
         verdict=Verdict.NEEDS_FULL_RECOMPUTE,
@@ -84,8 +94,12 @@ def make_cold_plan(spec: CacheSpec, num_tokens: int, key: Key) -> ResumePlan:
         forms=(),
         claimed_length=0,
         history_length=0,
+        lost_length=0,
         shared_length=0,
         stored_token=-1,
+        bytes_to_load=0,
+        seconds=cost.seconds(num_tokens, 0),
+        loads=(np.zeros(0, np.int32),) * len(spec.pools),
         alternatives=(),
         changed=(),
         key=key,
@@ -128,9 +142,12 @@ def _solve(
 ) -> tuple[np.ndarray, Solution]:
     """Solves the deepest points first: if the very deepest is ready, nothing is better.
 
+    It loads nothing and starts last, so that holds whatever loads and tokens cost.
+
     Returns:
       The points that were solved, and the solution.
     """
+    checkpoints, away = _checkpoints(spec, reasons)
 
     def answer(points):
         return solve(
@@ -138,7 +155,8 @@ def _solve(
             points,
             np.int32(num_tokens),
             _holdings(spec, reasons, points),
-            checkpoints=_checkpoints(spec, reasons),
+            checkpoints=checkpoints,
+            checkpoints_away=away,
             cost=cost,
         )
 
@@ -167,7 +185,7 @@ def _holdings(
     device = covered(ready)
     outer = [reason == Reason.IN_OUTER_TIER for reason in reasons]
     if not any(part.any() for part in outer):
-        return Holdings(device, device)
+        return Holdings(device)
     anywhere = [here | away for here, away in zip(ready, outer, strict=True)]
     return Holdings(device, covered(anywhere))
 
@@ -181,21 +199,38 @@ def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarra
     return inside & held[np.clip(last, 0, len(held) - 1)]
 
 
-def _checkpoints(spec: CacheSpec, reasons: list[np.ndarray]) -> np.ndarray | None:
-    """Ascending positions at which every recurrent pool has a checkpoint."""
+def _checkpoints(
+    spec: CacheSpec, reasons: list[np.ndarray]
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Where every recurrent pool has a checkpoint, and which of those lie away.
+
+    Returns:
+      ``[M]`` int32 ascending positions, None for models without recurrent layers; and
+      per recurrent pool ``[E, M]`` bool, None if no claim lies in an outer tier.
+    """
     pools = [
-        (pool, reason == Reason.OK)
+        (pool, reason)
         for pool, reason in zip(spec.pools, reasons, strict=True)
         if RULES[pool.form].exact
     ]
     if not pools:
-        return None
-    first, held = pools[0]
-    positions = (np.flatnonzero(held) + 1) * np.int32(first.block_tokens)
-    for pool, held in pools[1:]:
-        on_its_grid = positions % pool.block_tokens == 0
-        positions = positions[on_its_grid & _taken_at(pool, held, positions)]
-    return positions.astype(np.int32)
+        return None, None
+    positions = None
+    for pool, reason in pools:
+        held = (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
+        if positions is None:
+            positions = (np.flatnonzero(held) + 1) * np.int32(pool.block_tokens)
+        else:
+            on_its_grid = positions % pool.block_tokens == 0
+            positions = positions[on_its_grid & _taken_at(pool, held, positions)]
+    positions = np.asarray(positions, np.int32)
+    if not any((reason == Reason.IN_OUTER_TIER).any() for reason in reasons):
+        return positions, None
+    away = [
+        _taken_at(pool, reason == Reason.IN_OUTER_TIER, positions)
+        for pool, reason in pools
+    ]
+    return positions, np.stack(away)
 
 
 def _reports(
@@ -208,17 +243,33 @@ def _reports(
     reports = []
     for number, pool in enumerate(spec.pools):
         lo, hi = (int(x) for x in required(pool.form, pool.geometry, point))
-        reason, position = Reason.OK, -1
+        found, loadable = max(hi - lo, 0), 0
+        reason, position, remedy = Reason.OK, -1, RULES[pool.form].remedy
         if not solution.per_pool[number, -1]:
-            start = lo // pool.block_tokens
-            stop = -(-hi // pool.block_tokens)
-            bad = reasons[number][start:stop] != Reason.OK
-            block = start + int(np.argmax(bad))
-            reason = Reason(int(reasons[number][block]))
-            position = max(lo, block * pool.block_tokens)
-        remedy = RULES[pool.form].remedy
+            size = pool.block_tokens
+            blocks = np.arange(lo // size, -(-hi // size))
+            why = reasons[number][blocks]
+            amount = np.minimum(hi, (blocks + 1) * size) - np.maximum(lo, blocks * size)
+            found = int(amount[why == Reason.OK].sum())
+            loadable = int(amount[why == Reason.IN_OUTER_TIER].sum())
+            # What cannot be loaded decides; only where all can does loading help.
+            bad = (why != Reason.OK) & (why != Reason.IN_OUTER_TIER)
+            if not bad.any():
+                bad, remedy = why != Reason.OK, Remedy.LOAD
+            worst = int(np.argmax(bad))
+            reason = Reason(int(why[worst]))
+            position = max(lo, int(blocks[worst]) * size)
         reports.append(
-            FormReport(pool.name, pool.form, (lo, hi), reason, position, remedy)
+            FormReport(
+                pool=pool.name,
+                form=pool.form,
+                required=(lo, hi),
+                found=found,
+                loadable=loadable,
+                reason=reason,
+                position=position,
+                remedy=remedy,
+            )
         )
     return tuple(reports)
 
@@ -258,24 +309,3 @@ def _reason(
 def _readers(key: Key) -> tuple:
     """Those who may find what is stored under a key, whoever the producer is."""
     return key.scope, key.owner, key.identity.namespace
-
-
-def _alternatives(solution: Solution, num_tokens: int) -> tuple[Alternative, ...]:
-    """The proved ways, the chosen one first; a full run is always one."""
-    ways = {(Verdict.NEEDS_FULL_RECOMPUTE, 0, 0)}
-    if solution.device_point > 0:
-        point = int(solution.device_point)
-        ways.add((Verdict.RESUMABLE, point, point))
-    if solution.anywhere_point > solution.device_point:
-        point = int(solution.anywhere_point)
-        ways.add((Verdict.NEEDS_IO, point, point))
-    if solution.replay_start < solution.replay_point:
-        point, start = int(solution.replay_point), int(solution.replay_start)
-        ways.add((Verdict.NEEDS_PARTIAL_RECOMPUTE, point, start))
-    chosen = (Verdict(int(solution.verdict)), int(solution.point), int(solution.start))
-    return tuple(
-        Alternative(verdict, point, start, num_tokens - start)
-        for verdict, point, start in sorted(
-            ways, key=lambda way: (way != chosen, -way[2], way[0])
-        )
-    )

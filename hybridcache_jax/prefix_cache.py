@@ -18,6 +18,7 @@ from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.branching import Branching
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
+from hybridcache_jax.cost import CostModel
 from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
@@ -29,7 +30,6 @@ from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.prefix_index import NOTHING, Holds, PrefixIndex
 from hybridcache_jax.publication import collect
-from hybridcache_jax.resume import CostModel
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key, ReusePolicy, Rollout, Scope
 from hybridcache_jax.state import HybridCache, StateTable
@@ -41,7 +41,14 @@ _UNKNOWN = 0
 
 
 class PrefixCache:
-    """Stored prefixes of one cache: claims, and the way from claim to lease."""
+    """Stored prefixes of one cache: claims, and the way from claim to lease.
+
+    Attributes:
+      plan: the plan of the caches it is used with.
+      cost: rates by which :meth:`match` weighs waiting, replaying and recomputing.  Set
+        it between calls when they were measured anew:
+        ``prefixes.cost = prefixes.cost.after_run(tokens, seconds)``.
+    """
 
     def __init__(
         self,
@@ -184,7 +191,7 @@ class PrefixCache:
           session: likewise.
         """
         key = self._rollout.key(identity, request=request, session=session)
-        return make_cold_plan(self.plan.spec, len(tokens), key)
+        return make_cold_plan(self.plan.spec, len(tokens), key, self.cost)
 
     def acquire(
         self, cache: HybridCache, plan: ResumePlan

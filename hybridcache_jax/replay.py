@@ -8,25 +8,20 @@ are held add nothing as long as the replay reads and never overwrites them.
 Walking down from the topmost layer whose form is lost gives the exact start; for
 windows alone it is ``p - sum(W_l - 1)`` (receptive field argument; sharp).
 
-A recurrent layer on the way can start only from a checkpoint, and only if nothing
-below it needs rows from before that checkpoint.
+A recurrent layer can start only from a checkpoint taken at the replay's own start,
+and only if its input is right from there on: a window below it makes that impossible,
+a chunk below it allows starts of its own chunks.
 """
 
-import dataclasses
 import functools
+import math
 
 from hybridcache_jax._typing import Array
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.layers import Chunk, Window
 from hybridcache_jax.spec import CacheSpec
 
-
-@dataclasses.dataclass(frozen=True)
-class _Checkpoint:
-    """Widening step of recurrent layers: down to a checkpoint at or before."""
-
-
-Step = Window | Chunk | _Checkpoint
+Step = Window | Chunk
 
 
 def replay_start(
@@ -50,25 +45,15 @@ def replay_start(
     start = points
     for index, pool in enumerate(spec.pools):
         rule = RULES[pool.form]
-        if rule.remedy is not Remedy.REPLAY:
+        if rule.remedy is not Remedy.REPLAY or rule.exact:
             continue
         lo, hi = required(pool.form, pool.geometry, points)
         needed = xp.where(lo < hi, lo, points)
-        fixed = rule.exact
-        if fixed:
-            needed = _floor_to(checkpoints, points)
         for step in _steps_below(spec, index):
-            if isinstance(step, _Checkpoint):
-                needed = _floor_to(checkpoints, needed)
-                fixed = True
-            else:
-                seen = step.first_visible(needed)
-                # A checkpoint cannot move: what lies below must need nothing earlier.
-                needed = xp.where(seen == needed, needed, 0) if fixed else seen
+            needed = step.first_visible(needed)
         start = xp.minimum(start, needed)
     if any(layer.recurrent is not None for layer in spec.layers):
-        # All layers start together, so the recurrent ones need their state there.
-        start = _floor_to(checkpoints, start)
+        start = _floor_to(_usable(checkpoints, _unit(spec)), start)
     return start
 
 
@@ -79,16 +64,34 @@ def _steps_below(spec: CacheSpec, pool: int) -> tuple[Step, ...]:
     for layer in reversed(spec.layers[: spec.pools[pool].layers[-1]]):
         # A layer that reads an owner's window widens nothing: the owner lies below
         # and widens from a position that is at least as early.
-        here: list[Step] = [] if layer.local is None else [layer.local]
-        if layer.recurrent is not None:
-            here.append(_Checkpoint())
-        for step in here:
-            last = steps[-1] if steps else None
-            if isinstance(step, Window) and isinstance(last, Window):
-                steps[-1] = Window(last.size + step.reach, last.entry)
-            elif step != last:
-                steps.append(step)
+        step = layer.local
+        last = steps[-1] if steps else None
+        if isinstance(step, Window) and isinstance(last, Window):
+            steps[-1] = Window(last.size + step.reach, last.entry)
+        elif step is not None and step != last:
+            steps.append(step)
     return tuple(steps)
+
+
+@functools.lru_cache(maxsize=256)
+def _unit(spec: CacheSpec) -> int | None:
+    """A replay over recurrent layers starts at a multiple of it; None if never."""
+    top = max(n for n, layer in enumerate(spec.layers) if layer.recurrent is not None)
+    unit = 1
+    for layer in spec.layers[:top]:
+        if isinstance(layer.local, Chunk):
+            unit = math.lcm(unit, layer.local.size)
+        elif layer.local is not None and layer.local.reach:
+            return None
+    return unit
+
+
+def _usable(checkpoints: Array | None, unit: int | None) -> Array | None:
+    """Those from which every recurrent layer gets an input that is right."""
+    if checkpoints is None or unit is None or unit == 1:
+        return checkpoints if unit else None
+    xp = checkpoints.__array_namespace__()
+    return xp.sort(xp.where(checkpoints % unit == 0, checkpoints, 0))
 
 
 def _floor_to(checkpoints: Array | None, needed: Array) -> Array:

@@ -3,11 +3,15 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
+from hybridcache_jax.capacity import format_bytes
 from hybridcache_jax.codes import Reason, Verdict
-from hybridcache_jax.forms import Form, Remedy
+from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.prefix_index import Claims
 from hybridcache_jax.rollout import Key
+from hybridcache_jax.ways import Alternative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,14 +22,19 @@ class FormReport:
       pool: name of the pool.
       form: its form.
       required: token positions ``[lo, hi)`` that had to be covered.
-      reason: ``OK`` if they were; else why the first missing block does not count.
-      position: first missing position; -1 if nothing is missing.
+      found: how many of them are on the device.
+      loadable: how many more lie in an outer tier.
+      reason: ``OK`` if all are on the device; else why the first missing block does
+        not count.  Blocks in an outer tier are named only if nothing else is missing.
+      position: first missing position of that block; -1 if nothing is missing.
       remedy: how the form comes back.
     """
 
     pool: str
     form: Form
     required: tuple[int, int]
+    found: int
+    loadable: int
     reason: Reason
     position: int
     remedy: Remedy
@@ -34,23 +43,6 @@ class FormReport:
     def held(self) -> bool:
         """Whether everything required was held on the device."""
         return self.reason == Reason.OK
-
-
-@dataclasses.dataclass(frozen=True)
-class Alternative:
-    """One proved way to go on.
-
-    Attributes:
-      verdict: what it would be called.
-      length: resume point.
-      start: first position to run.
-      tokens_to_run: positions run before decoding, the replay included.
-    """
-
-    verdict: Verdict
-    length: int
-    start: int
-    tokens_to_run: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +60,20 @@ class ResumePlan:
         to the last resume point below its last token, is reused.
       forms: per pool, what was required and found at ``claimed_length``.
       claimed_length: deepest resume point that the index claims for this prompt.
-      history_length: how deep the growing forms alone would have gone.
+      history_length: how deep the forms that grow with the history would have gone
+        alone, outer tiers included.
+      lost_length: deepest resume point at which those are held and another form is
+        lost; 0 if there is none.
       shared_length: tokens that prompt and store have in common; prompt position
         ``shared_length`` is the first that differs.
       stored_token: what the store has at that position; -1 if it has nothing there.
-      alternatives: the proved ways that were weighed, the chosen one first.
+      bytes_to_load: bytes that must be loaded first; 0 unless the verdict is NEEDS_IO.
+      seconds: what loading and running cost by the rates of the moment.
+      loads: per pool, ``[n]`` int32 ascending: the blocks of the prompt to load first.
+        Block ``n`` holds the positions from ``n * block_tokens`` on, or the checkpoint
+        taken where it ends; its claim is ``claims.blocks[pool][n]``.
+      alternatives: the best proved way of each kind, the chosen one first, then by
+        what they cost; none if nobody asked for reuse.
       changed: identity fields in which another producer of these tokens differs.
       key: whose claims were looked up, and under what the row publishes.
       claims: the blocks the plan relies on.
@@ -86,8 +87,12 @@ class ResumePlan:
     forms: tuple[FormReport, ...]
     claimed_length: int
     history_length: int
+    lost_length: int
     shared_length: int
     stored_token: int
+    bytes_to_load: int
+    seconds: float
+    loads: tuple[np.ndarray, ...]
     alternatives: tuple[Alternative, ...]
     changed: tuple[str, ...]
     key: Key
@@ -115,10 +120,35 @@ class ResumePlan:
         return tuple(report for report in self.forms if not report.held)
 
     @property
+    def limiting_history(self) -> tuple[FormReport, ...]:
+        """The forms that kept the history alone from the deepest claimed point."""
+        return tuple(
+            report
+            for report in self.limiting
+            if RULES[report.form].grows and report.reason != Reason.IN_OUTER_TIER
+        )
+
+    @property
+    def checkpoint_position(self) -> int:
+        """Where keeping the bounded forms would have saved the most tokens.
+
+        The deepest resume point at which the history is held and a bounded form is
+        not, if this plan starts before it; else 0.
+        """
+        return self.lost_length if self.lost_length > self.start else 0
+
+    @property
+    def checkpoint_would_help(self) -> bool:
+        """Whether bounded forms, had they been kept, would have saved tokens."""
+        return self.checkpoint_position > 0
+
+    @property
     def replay_reaches_start(self) -> bool:
         """Whether a replay could rebuild what is missing, but only from position 0."""
-        return self.verdict == Verdict.NEEDS_FULL_RECOMPUTE and any(
-            report.remedy is Remedy.REPLAY for report in self.limiting
+        return (
+            self.verdict == Verdict.NEEDS_FULL_RECOMPUTE
+            and self.checkpoint_would_help
+            and not any(way.start for way in self.alternatives)
         )
 
     def explain(self) -> str:
@@ -129,23 +159,19 @@ class ResumePlan:
             if self.changed:
                 because += f" (differs in: {', '.join(self.changed)})"
             lines.append(f"  why: {because}")
-        for report in self.forms:
-            lo, hi = report.required
-            needs = f"positions {lo}..{hi - 1}" if lo < hi else "nothing"
-            line = f"  {report.pool}: needs {needs} to resume at {self.claimed_length}"
-            if report.held:
-                lines.append(f"{line}; held")
-            else:
-                lines.append(
-                    f"{line}; missing from position {report.position}: "
-                    f"{report.reason.explanation}; remedy: {report.remedy.value}"
-                )
+        lines += [self._about(report) for report in self.forms]
         if self.replay_reaches_start:
             lines.append("  an exact replay would have to start at position 0")
-        if self.history_length > self.length:
+        if self.limiting_history:
+            names = ", ".join(report.pool for report in self.limiting_history)
             lines.append(
-                f"  the history alone reaches {self.history_length}; keeping the "
-                f"other forms there would have helped"
+                f"  the history alone reaches {self.history_length}, limited by {names}"
+            )
+        if self.checkpoint_would_help:
+            lines.append(
+                f"  the history is held up to {self.checkpoint_position}; keeping the "
+                f"other forms there would have saved "
+                f"{self.checkpoint_position - self.start} tokens"
             )
         if 0 < self.shared_length < self.num_tokens and self.stored_token >= 0:
             lines.append(
@@ -156,10 +182,12 @@ class ResumePlan:
             lines.append(
                 f"  {self.alignment_loss} shared tokens lie past the last resume point"
             )
-        for other in self.alternatives:
+        for way in self.alternatives:
+            size = format_bytes(way.bytes_to_load)
+            load = f"{size} to load, " if way.bytes_to_load else ""
             lines.append(
-                f"  weighed: {other.verdict.name} at {other.length}, "
-                f"{other.tokens_to_run} tokens to run"
+                f"  weighed: {way.verdict.name} at {way.length}, {load}"
+                f"{way.tokens_to_run} tokens to run, {way.seconds:.3g} s"
             )
         return "\n".join(lines)
 
@@ -171,10 +199,21 @@ class ResumePlan:
             "start": self.start,
             "num_tokens": self.num_tokens,
             "tokens_to_run": self.tokens_to_run,
+            "bytes_to_load": self.bytes_to_load,
+            "seconds": self.seconds,
+            "loads": {
+                report.pool: blocks.tolist()
+                for report, blocks in zip(self.forms, self.loads, strict=False)
+                if len(blocks)
+            },
             "reason": self.reason.name,
             "changed": list(self.changed),
             "claimed_length": self.claimed_length,
             "history_length": self.history_length,
+            "limiting": [report.pool for report in self.limiting],
+            "limiting_history": [report.pool for report in self.limiting_history],
+            "checkpoint_would_help": self.checkpoint_would_help,
+            "checkpoint_position": self.checkpoint_position,
             "shared_length": self.shared_length,
             "stored_token": self.stored_token,
             "alignment_loss": self.alignment_loss,
@@ -183,6 +222,8 @@ class ResumePlan:
                     "pool": report.pool,
                     "form": report.form.name,
                     "required": list(report.required),
+                    "found": report.found,
+                    "loadable": report.loadable,
                     "reason": report.reason.name,
                     "position": report.position,
                     "remedy": report.remedy.name,
@@ -195,15 +236,29 @@ class ResumePlan:
             ],
         }
 
+    def _about(self, report: FormReport) -> str:
+        """One form: what it needs, what was found, why not, how it comes back."""
+        lo, hi = report.required
+        needs = f"positions {lo}..{hi - 1}" if lo < hi else "nothing"
+        line = f"  {report.pool}: needs {needs} to resume at {self.claimed_length}"
+        if report.held:
+            return f"{line}; held"
+        found = f"{report.found} of {hi - lo} held"
+        if report.loadable:
+            found += f", {report.loadable} in an outer tier"
+        return (
+            f"{line}; {found}; missing from position {report.position}: "
+            f"{report.reason.explanation}; remedy: {report.remedy.value}"
+        )
+
     def _headline(self) -> str:
         run = f"{self.tokens_to_run} of {self.num_tokens} tokens to run"
         if self.verdict == Verdict.NEEDS_FULL_RECOMPUTE:
             return run
-        if self.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE:
-            return (
-                f"resume at {self.length} after replaying "
-                f"{self.start}..{self.length - 1}, {run}"
-            )
+        replay = f"after replaying {self.start}..{self.length - 1}"
+        steps = [replay] if self.start < self.length else []
         if self.verdict == Verdict.NEEDS_IO:
-            return f"resume at {self.length} once its blocks are loaded, {run}"
-        return f"resume at {self.length}, {run}"
+            count = sum(len(blocks) for blocks in self.loads)
+            size = format_bytes(self.bytes_to_load)
+            steps.insert(0, f"once {count} blocks ({size}) are loaded")
+        return " ".join([f"resume at {self.length}", *steps]) + f", {run}"

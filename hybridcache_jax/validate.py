@@ -180,33 +180,48 @@ def _conditions(table, ids, epochs, form, version, first, writable):
     )
 
 
+def missing(pool: PoolSpec, points: Array, covered: Array) -> Array:
+    """Layer 3, second half: how many blocks that one form requires are not held?
+
+    Args:
+      pool: form, geometry and block size.
+      points: ``[K]`` int32 candidate resume points; negative ones are padding, of
+        which the answer means nothing.
+      covered: for a form of ranges, ``[N]`` int32: how many of its leading token
+        positions block ``n`` holds, ``block_tokens`` for a whole one.  For a
+        checkpoint form, ``[K]`` bool: is there a checkpoint at exactly that point.
+
+    Returns:
+      ``[K]`` int32.  A block that holds a part counts where more than it is required.
+    """
+    xp = points.__array_namespace__()
+    if RULES[pool.form].exact:
+        return ((points > 0) & ~covered).astype(xp.int32)
+    lo, hi = required(pool.form, pool.geometry, points)
+    size, count = pool.block_tokens, covered.shape[0]
+    holes = xp.concatenate(
+        [xp.zeros(1, xp.int32), xp.cumsum(covered < size, dtype=xp.int32)]
+    )
+    start, stop = lo // size, hi // size
+    whole = xp.take(holes, stop, mode="clip") - xp.take(holes, start, mode="clip")
+    padded = xp.concatenate([covered, xp.full(1, size, covered.dtype)])
+    part = xp.take(padded, stop, mode="clip") < hi - stop * size
+    beyond = xp.maximum(-(-hi // size) - xp.maximum(start, count), 0)
+    return xp.where(lo < hi, whole + part + beyond, 0)
+
+
 def satisfied(pool: PoolSpec, points: Array, covered: Array) -> Array:
     """Layer 3, second half: is all held that one form requires?
 
     Args:
       pool: form, geometry and block size.
       points: ``[K]`` int32 candidate resume points; negative ones are padding.
-      covered: for a form of ranges, ``[N]`` int32: how many of its leading token
-        positions block ``n`` holds, ``block_tokens`` for a whole one.  For a
-        checkpoint form, ``[K]`` bool: is there a checkpoint at exactly that point.
+      covered: as for :func:`missing`.
 
     Returns:
       ``[K]`` bool.
     """
-    xp = points.__array_namespace__()
-    lo, hi = required(pool.form, pool.geometry, points)
-    if RULES[pool.form].exact:
-        return (points == 0) | ((points > 0) & covered)
-    size, count = pool.block_tokens, covered.shape[0]
-    holes = xp.concatenate(
-        [xp.zeros(1, xp.int32), xp.cumsum(covered < size, dtype=xp.int32)]
-    )
-    start, stop = lo // size, hi // size
-    whole = xp.take(holes, stop, mode="clip") == xp.take(holes, start, mode="clip")
-    padded = xp.concatenate([covered, xp.zeros(1, covered.dtype)])
-    part = xp.take(padded, stop, mode="clip") >= hi - stop * size
-    inside = hi <= count * size
-    return (points >= 0) & ((lo >= hi) | (whole & part & inside))
+    return (points >= 0) & (missing(pool, points, covered) == 0)
 
 
 def alignment(spec: CacheSpec, pool: int, ids: Array, contract: ReadContract) -> Array:

@@ -10,12 +10,12 @@ from hybridcache_jax import lifecycle
 from hybridcache_jax.bench.measure import Measurement, Report, median_seconds
 from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.codes import Verdict
+from hybridcache_jax.cost import CostModel
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Entries, LayerSpec, Window
 from hybridcache_jax.matching import make_plan
 from hybridcache_jax.prefix_index import PrefixIndex
-from hybridcache_jax.resume import CostModel
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import init

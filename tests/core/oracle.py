@@ -10,8 +10,10 @@ the set of token positions that are held (for ``recurrent``, to the set of posit
 at which a checkpoint was taken).
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
+from fractions import Fraction
 
 Held = Mapping[tuple[int, str], set[int]]
 
@@ -183,3 +185,148 @@ def _required_near(layer, part: str, point: int) -> set[int]:
             break
         found.add(position)
     return found
+
+
+# --- the whole answer ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """What one pool stores: a part of some layers, in blocks."""
+
+    layers: tuple[int, ...]
+    part: str
+    block_tokens: int
+    block_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """One proved way to go on: what is loaded, then run, up to the resume point.
+
+    ``loads`` has a set per pool: numbers of blocks or, for a pool of recurrent states,
+    positions of checkpoints.
+    """
+
+    verdict: str
+    point: int
+    start: int
+    loads: tuple[frozenset[int], ...]
+
+    def nbytes(self, pools) -> int:
+        """Bytes to load."""
+        return sum(
+            pool.block_bytes * len(blocks)
+            for pool, blocks in zip(pools, self.loads, strict=True)
+        )
+
+    def cost(self, pools, num_tokens: int, per_token: Fraction, per_byte: Fraction):
+        """Seconds to load and to run."""
+        return (num_tokens - self.start) * per_token + self.nbytes(pools) * per_byte
+
+    @property
+    def trouble(self) -> int:
+        """Of ways that cost the same the one with the least trouble is taken."""
+        return 2 * any(self.loads) + (self.start < self.point)
+
+
+@functools.lru_cache(maxsize=65536)
+def _exact_from(layers, point: int, start: int) -> bool:
+    """Whether a replay from a checkpoint taken at its start is exact."""
+    return replay_is_exact(layers, point, start, frozenset({start}))
+
+
+class Prompt:
+    """All proved ways for one model, whatever is held.
+
+    Args:
+      layers: layer records.
+      pools: how their parts are stored.
+    """
+
+    def __init__(self, layers, pools):
+        self.layers, self.pools = tuple(layers), tuple(pools)
+        self.states = [n for n, pool in enumerate(pools) if pool.part == "recurrent"]
+        self.needs = functools.cache(self._needs)
+
+    def _needs(self, point: int) -> list[frozenset[int]]:
+        """Per pool, what resuming at a point needs."""
+        found = []
+        for pool in self.pools:
+            if pool.part == "recurrent":
+                found.append(frozenset({point} if point else ()))
+            else:
+                parts_of = (self.layers[layer] for layer in pool.layers)
+                need = (required(layer, pool.part, point) for layer in parts_of)
+                found.append(frozenset().union(*need))
+        return found
+
+    def ways(self, points, num_tokens: int, device, anywhere) -> list[Way]:
+        """Every way there is.
+
+        Args:
+          points: legal resume points.
+          num_tokens: length of the prompt; its last token is always run.
+          device: per pool, positions held; for recurrent states those of checkpoints.
+          anywhere: likewise, the outer tier included.
+        """
+        none = (frozenset(),) * len(self.pools)
+        found = [Way("NEEDS_FULL_RECOMPUTE", 0, 0, none)]
+        for point in points:
+            if not 0 < point <= num_tokens - 1:
+                continue
+            needs = self.needs(point)
+            loads = self._loads(needs, device, anywhere)
+            if loads is not None:
+                verdict = "NEEDS_IO" if any(loads) else "RESUMABLE"
+                found.append(Way(verdict, point, point, loads))
+            for start in self._starts(point, anywhere):
+                wanted = [
+                    self._in_replay(pool.part, need, start)
+                    for pool, need in zip(self.pools, needs, strict=True)
+                ]
+                loads = self._loads(wanted, device, anywhere)
+                if loads is not None:
+                    verdict = "NEEDS_IO" if any(loads) else "NEEDS_PARTIAL_RECOMPUTE"
+                    found.append(Way(verdict, point, start, loads))
+        return found
+
+    def _starts(self, point: int, anywhere) -> list[int]:
+        """Starts of exact replays, less those that another one is never worse than."""
+        if not self.states:
+            latest = latest_start(self.layers, point)
+            return [latest] if 0 < latest < point else []
+        taken = set.intersection(*(set(anywhere[number]) for number in self.states))
+        return [
+            start
+            for start in taken
+            if 0 < start < point and _exact_from(self.layers, point, start)
+        ]
+
+    def _in_replay(self, part: str, needs: frozenset[int], start: int):
+        if part in GROWING:
+            return needs
+        return frozenset({start}) if part == "recurrent" else frozenset()
+
+    def _loads(self, needs, device, anywhere):
+        """What must be loaded so that all is held; None if it is nowhere."""
+        loads = []
+        for pool, need, here, there in zip(
+            self.pools, needs, device, anywhere, strict=True
+        ):
+            if not need <= there:
+                return None
+            away = need - here
+            if pool.part != "recurrent":
+                away = frozenset(position // pool.block_tokens for position in away)
+            loads.append(away)
+        return tuple(loads)
+
+    def best(self, ways, num_tokens: int, per_token: Fraction, per_byte: Fraction):
+        """The ways that are as cheap and as little trouble as any, and their cost."""
+        ranked = [
+            (way.cost(self.pools, num_tokens, per_token, per_byte), way.trouble, way)
+            for way in ways
+        ]
+        least = min(rank[:2] for rank in ranked)
+        return [way for *rank, way in ranked if tuple(rank) == least], least[0]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hybridcache_jax.codes import Reason, Stage, Verdict
+from hybridcache_jax.cost import CostModel
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import RULES, Form, Geometry, required
 from hybridcache_jax.identity import Identity
@@ -25,7 +26,7 @@ from hybridcache_jax.layers import (
 )
 from hybridcache_jax.matching import make_plan
 from hybridcache_jax.prefix_index import NOTHING, PrefixIndex
-from hybridcache_jax.resume import CostModel, Holdings, solve
+from hybridcache_jax.resume import Holdings, solve
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import StateTable

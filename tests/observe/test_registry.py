@@ -12,8 +12,9 @@ from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import Remedy
 from hybridcache_jax.matching import make_cold_plan
 from hybridcache_jax.observe.declarations import PREFIX, Where, Why, describe
-from hybridcache_jax.resume_plan import Alternative, FormReport
+from hybridcache_jax.resume_plan import FormReport
 from hybridcache_jax.rollout import Key, Scope
+from hybridcache_jax.ways import Alternative
 
 ENTRY = hc.Entry.kv(heads=1, dim=1)
 SPEC = hc.CacheSpec.from_layers(
@@ -25,9 +26,10 @@ SPEC = hc.CacheSpec.from_layers(
 )
 IDENTITY = hc.Identity(weights="w", config="c", layout=SPEC.fingerprint)
 KEY = Key(IDENTITY, Scope.NAMESPACE)
-MISS = dataclasses.replace(make_cold_plan(SPEC, 9, KEY), reason=Reason.NOT_STORED)
+COLD = make_cold_plan(SPEC, 9, KEY, hc.CostModel(1.0, 1.0))
+MISS = dataclasses.replace(COLD, reason=Reason.NOT_STORED)
 LIMIT = FormReport(
-    "window", hc.Form.SWA_WINDOW, (5, 12), Reason.EVICTED, 8, Remedy.REPLAY
+    "window", hc.Form.SWA_WINDOW, (5, 12), 3, 0, Reason.EVICTED, 8, Remedy.REPLAY
 )
 # 12 tokens are claimed, the history holds them, the windows only those up to 4.
 REPLAY = dataclasses.replace(
@@ -42,9 +44,9 @@ REPLAY = dataclasses.replace(
     history_length=12,
     forms=(LIMIT, dataclasses.replace(LIMIT, pool="another window")),
     alternatives=(
-        Alternative(hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, 12, 7, 13),
-        Alternative(hc.Verdict.RESUMABLE, 4, 4, 16),
-        Alternative(hc.Verdict.NEEDS_FULL_RECOMPUTE, 0, 0, 20),
+        Alternative(hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, 12, 7, 13, 0, 13.0),
+        Alternative(hc.Verdict.RESUMABLE, 4, 4, 16, 0, 16.0),
+        Alternative(hc.Verdict.NEEDS_FULL_RECOMPUTE, 0, 0, 20, 0, 20.0),
     ),
 )
 

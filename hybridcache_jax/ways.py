@@ -1,0 +1,129 @@
+"""The ways that a solution proved, as data: blocks to load, bytes, seconds.
+
+Host code.  A block is named by its number ``n`` within the prefix: it holds the
+positions from ``n * block_tokens`` on, or the checkpoint taken where it ends.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.cost import CostModel
+from hybridcache_jax.forms import RULES, Remedy, required
+from hybridcache_jax.resume import Solution
+from hybridcache_jax.spec import CacheSpec
+
+Loads = tuple[np.ndarray, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """One proved way to go on.
+
+    Attributes:
+      verdict: what it would be called.
+      length: resume point, in tokens.
+      start: first position to run.
+      tokens_to_run: positions run before decoding, the replay included.
+      bytes_to_load: bytes that must come from an outer tier first.
+      seconds: what both cost by the rates of the moment.
+    """
+
+    verdict: Verdict
+    length: int
+    start: int
+    tokens_to_run: int
+    bytes_to_load: int
+    seconds: float
+
+
+def blocks_to_load(
+    spec: CacheSpec, reasons: Sequence[np.ndarray], length: int, start: int
+) -> Loads:
+    """What must be loaded to go on at ``start`` and resume at ``length``.
+
+    A replay rebuilds the bounded forms, so of those only the checkpoints it starts
+    from are loaded.
+
+    Args:
+      spec: pools.
+      reasons: per pool, ``[N]`` int32 ``Reason`` of each claimed block.
+      length: the resume point.
+      start: first position to run; below ``length`` for a replay.
+
+    Returns:
+      Per pool, ``[n]`` int32 ascending block numbers that lie in an outer tier.
+    """
+    loads = []
+    for pool, reason in zip(spec.pools, reasons, strict=True):
+        rule = RULES[pool.form]
+        rebuilt = start < length and rule.remedy is Remedy.REPLAY
+        lo, hi = required(pool.form, pool.geometry, start if rebuilt else length)
+        if lo >= hi or (rebuilt and not rule.exact):
+            loads.append(np.zeros(0, np.int32))
+            continue
+        first, last = lo // pool.block_tokens, -(-hi // pool.block_tokens)
+        away = np.flatnonzero(reason[first:last] == Reason.IN_OUTER_TIER)
+        loads.append((first + away).astype(np.int32))
+    return tuple(loads)
+
+
+def bytes_of(spec: CacheSpec, loads: Loads) -> int:
+    """Bytes of the blocks named per pool."""
+    return sum(
+        len(blocks) * pool.block_bytes
+        for pool, blocks in zip(spec.pools, loads, strict=True)
+    )
+
+
+def proved_ways(
+    spec: CacheSpec,
+    solution: Solution,
+    reasons: Sequence[np.ndarray],
+    num_tokens: int,
+    cost: CostModel,
+) -> tuple[Alternative, ...]:
+    """The best way of each kind: the chosen one first, then by what they cost.
+
+    Args:
+      spec: pools.
+      solution: the solver's answer on the host.
+      reasons: as for :func:`blocks_to_load`.
+      num_tokens: length of the prompt.
+      cost: rates.
+
+    Returns:
+      One to five ways; a run of the whole prompt always is among them.
+    """
+    point, start = int(solution.point), int(solution.start)
+    chosen = (Verdict(int(solution.verdict)), point, start)
+    ways = {chosen, (Verdict.NEEDS_FULL_RECOMPUTE, 0, 0)}
+    for verdict, length, first in (
+        (Verdict.RESUMABLE, solution.device_point, solution.device_point),
+        (
+            Verdict.NEEDS_PARTIAL_RECOMPUTE,
+            solution.replay_point,
+            solution.replay_start,
+        ),
+        (Verdict.NEEDS_IO, solution.load_point, solution.load_point),
+        (
+            Verdict.NEEDS_IO,
+            solution.load_replay_point,
+            solution.load_replay_start,
+        ),
+    ):
+        if length > 0:
+            ways.add((verdict, int(length), int(first)))
+
+    def priced(verdict: Verdict, length: int, first: int) -> Alternative:
+        tokens, nbytes = num_tokens - first, 0
+        if verdict == Verdict.NEEDS_IO:
+            nbytes = bytes_of(spec, blocks_to_load(spec, reasons, length, first))
+        seconds = cost.seconds(tokens, nbytes)
+        return Alternative(verdict, length, first, tokens, nbytes, seconds)
+
+    best = priced(*chosen)
+    others = [priced(*way) for way in ways - {chosen}]
+    return best, *sorted(others, key=lambda way: (way.seconds, way.verdict))

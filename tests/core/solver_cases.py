@@ -1,0 +1,242 @@
+"""One prompt, one model, what is held of it: asked of the solver and of the oracle."""
+
+import dataclasses
+import functools
+from fractions import Fraction
+
+import numpy as np
+import oracle
+
+from hybridcache_jax.codes import Verdict
+from hybridcache_jax.cost import CostModel
+from hybridcache_jax.entry import Entry
+from hybridcache_jax.forms import Form
+from hybridcache_jax.layers import Chunk, Entries, LayerSpec, RecurrentState, Window
+from hybridcache_jax.resume import Holdings, solve
+from hybridcache_jax.spec import CacheSpec
+
+ROW = Entry.kv(1, 2)
+# Powers of two: costs are exact in float32 and float64 alike.
+FREE_LOADS = CostModel(seconds_per_token=1.0, seconds_per_byte=0.0)
+FAIR = CostModel(seconds_per_token=1.0, seconds_per_byte=2.0**-8)
+SLOW_LOADS = CostModel(seconds_per_token=1.0, seconds_per_byte=1.0)
+
+
+def window(size, **more):
+    return LayerSpec(local=Window(size, ROW), **more)
+
+
+def chunk(size, **more):
+    return LayerSpec(local=Chunk(size, ROW), **more)
+
+
+def full(**more):
+    return LayerSpec(global_=Entries(ROW), **more)
+
+
+def compressed(ratio, overlap=0, **more):
+    return LayerSpec(global_=Entries(ROW, ratio, overlap, raw=ROW), **more)
+
+
+def recurrent(**more):
+    return LayerSpec(recurrent=RecurrentState(ROW), **more)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One prompt, one model, and what is held of it where."""
+
+    spec: CacheSpec
+    points: np.ndarray
+    num_tokens: int
+    device: tuple  # per pool: positions per block, or checkpoint positions
+    outer: tuple  # likewise, the outer tier included
+    cost: CostModel
+
+    @property
+    def layers(self):
+        return self.spec.layers
+
+    def exact(self, number):
+        return self.spec.pools[number].form == Form.RECURRENT_STATE
+
+    def covered(self, amounts):
+        """What the solver is told."""
+        return tuple(
+            np.isin(self.points, amounts[number]).astype(bool)
+            if self.exact(number)
+            else np.array(amounts[number], np.int32)
+            for number in range(len(self.spec.pools))
+        )
+
+    def held(self, amounts) -> oracle.Held:
+        """What the oracle is told: sets of positions."""
+        result = {}
+        for number, pool in enumerate(self.spec.pools):
+            size = pool.block_tokens
+            if self.exact(number):
+                positions = set(amounts[number])
+            else:
+                positions = {
+                    block * size + offset
+                    for block, amount in enumerate(amounts[number])
+                    for offset in range(amount)
+                }
+            for layer in pool.layers:
+                result[layer, part_of(pool)] = positions
+        return result
+
+    @property
+    def checkpoints(self):
+        """Positions at which all recurrent layers have one on the device."""
+        sets = [
+            set(self.device[number])
+            for number in range(len(self.spec.pools))
+            if self.exact(number)
+        ]
+        return frozenset(set.intersection(*sets)) if sets else frozenset()
+
+    def checkpoints_for(self, order):
+        """All positions with a checkpoint somewhere, and which of them lie away."""
+        pools = [number for number in order if self.exact(number)]
+        if not pools:
+            return None, None
+        everywhere = [set(self.outer[number]) for number in pools]
+        positions = sorted(set.intersection(*everywhere))
+        away = [[at not in self.device[n] for at in positions] for n in pools]
+        return np.array(positions, np.int32), np.array(away, bool)
+
+    def solve(self, spec=None, order=None):
+        device, outer = self.covered(self.device), self.covered(self.outer)
+        if order is not None:
+            device = tuple(device[number] for number in order)
+            outer = tuple(outer[number] for number in order)
+        checkpoints, away = self.checkpoints_for(order or range(len(device)))
+        return solve(
+            spec or self.spec,
+            self.points,
+            np.int32(self.num_tokens),
+            Holdings(device, outer),
+            checkpoints=checkpoints,
+            checkpoints_away=away,
+            cost=self.cost,
+        )
+
+
+def part_of(pool) -> str:
+    """The oracle's name of what a pool stores."""
+    return {
+        Form.SWA_WINDOW: "local",
+        Form.FULL_KV: "global",
+        Form.COMPRESSED_KV: "global",
+        Form.INDEXER_STATE: "index",
+        Form.UNCOMPRESSED_TAIL: "index_tail"
+        if pool.name.endswith(".index")
+        else "global_tail",
+        Form.RECURRENT_STATE: "recurrent",
+    }[pool.form]
+
+
+def deepest(points):
+    return max(points, default=0)
+
+
+def replays(case):
+    """For each point that a replay can reach, the latest start that is exact."""
+    held = case.held(case.device)
+    never = ("global", "index")
+    result = {}
+    for point in map(int, case.points):
+        if not 0 <= point <= case.num_tokens - 1:
+            continue
+        if not oracle.provable(case.layers, held, point, only=never):
+            continue
+        if oracle.provable(case.layers, held, point):
+            continue
+        result[point] = oracle.latest_start(case.layers, point, case.checkpoints)
+    return result
+
+
+def check_levels(case, solution):
+    """Sound and complete: the deepest provable point of each level, no other."""
+    held, anywhere = case.held(case.device), case.held(case.outer)
+    allowed = [int(p) for p in case.points if 0 <= p <= case.num_tokens - 1]
+    ready = [p for p in allowed if oracle.provable(case.layers, held, p)]
+    loadable = [p for p in allowed if oracle.provable(case.layers, anywhere, p)]
+    history = [
+        p for p in allowed if oracle.provable(case.layers, anywhere, p, oracle.GROWING)
+    ]
+    assert int(solution.device_point) == deepest(ready)
+    assert int(solution.anywhere_point) == deepest(loadable)
+    assert int(solution.history_point) == deepest(history)
+    assert int(solution.lost_point) == deepest(set(history) - set(loadable))
+    for number, pool in enumerate(case.spec.pools):
+        for place, point in enumerate(map(int, case.points)):
+            want = point >= 0 and oracle.part_held(
+                case.layers, held, pool.layers[0], part_of(pool), point
+            )
+            assert bool(solution.per_pool[number, place]) == want, (pool.name, point)
+
+
+def check_replay(case, solution):
+    best = replays(case)
+    start, point = int(solution.replay_start), int(solution.replay_point)
+    latest = deepest(best.values())
+    assert start == latest
+    if start == 0:
+        assert point == 0
+        return
+    assert point == max(p for p, first in best.items() if first == latest)
+    assert oracle.replay_is_exact(case.layers, point, start, case.checkpoints)
+
+
+@functools.lru_cache(maxsize=4096)
+def prompt_of(spec) -> oracle.Prompt:
+    """The oracle for one model."""
+    pools = [
+        oracle.Pool(pool.layers, part_of(pool), pool.block_tokens, pool.block_bytes)
+        for pool in spec.pools
+    ]
+    return oracle.Prompt(spec.layers, pools)
+
+
+def answer_of_oracle(case):
+    """All proved ways, and the best of them."""
+    prompt = prompt_of(case.spec)
+    device, anywhere = (
+        [case.held(amounts)[pool.layers[0], pool.part] for pool in prompt.pools]
+        for amounts in (case.device, case.outer)
+    )
+    points = sorted({int(point) for point in case.points if point >= 0})
+    ways = prompt.ways(points, case.num_tokens, device, anywhere)
+    rates = case.cost.seconds_per_token, case.cost.seconds_per_byte
+    best, _ = prompt.best(ways, case.num_tokens, *map(Fraction, rates))
+    return ways, best
+
+
+def check_choice(case, solution):
+    """The verdict is the cheapest proved way: no other point, start or bytes."""
+    ways, best = answer_of_oracle(case)
+    ready = [way.point for way in ways if way.verdict == "RESUMABLE"]
+    direct = [way.point for way in ways if way.start == way.point]
+    assert int(solution.device_point) == deepest(ready)
+    assert int(solution.anywhere_point) == deepest(direct)
+    chosen = (
+        Verdict(int(solution.verdict)).name,
+        int(solution.point),
+        int(solution.start),
+        float(solution.bytes_to_load),
+    )
+    pools = prompt_of(case.spec).pools
+    wanted = {
+        (way.verdict, way.point, way.start, float(way.nbytes(pools))) for way in best
+    }
+    assert chosen in wanted, (chosen, wanted)
+    if not any(way.start in way.loads[n] for way in best for n in states(case)):
+        # Of equals the deepest point, but for checkpoints that must be loaded.
+        assert chosen[1] == max(way[1] for way in wanted)
+
+
+def states(case):
+    """The pools of recurrent states."""
+    return prompt_of(case.spec).states

@@ -1,0 +1,368 @@
+"""Every small model against brute force: the whole answer, not the verdict alone.
+
+Models are all sequences of one to four different layer kinds; a pool has up to twelve
+blocks.  What is held is enumerated where that is small, and drawn at random elsewhere.
+The oracle lists every proved way, with what it loads, and takes the cheapest.
+"""
+
+import functools
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from solver_cases import (
+    FAIR,
+    FREE_LOADS,
+    ROW,
+    SLOW_LOADS,
+    Case,
+    answer_of_oracle,
+    check_choice,
+    chunk,
+    compressed,
+    full,
+    prompt_of,
+    recurrent,
+    window,
+)
+
+from hybridcache_jax import matching
+from hybridcache_jax.codes import Reason, Stage, Verdict
+from hybridcache_jax.cost import CostModel
+from hybridcache_jax.forms import Form
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.layers import Chunk, Entries, IndexKeys, LayerSpec, Window
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.rollout import Key
+from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.state import StateTable
+
+KINDS = {
+    "window": window(4),
+    "short window": window(2),
+    "chunk": chunk(6),
+    "full": full(),
+    "overlap": compressed(2, 1),
+    "entries beside a window": compressed(2, 0, local=Window(3, ROW)),
+    "index": LayerSpec(
+        global_=Entries(ROW), index=IndexKeys(ROW, 2, overlap=1, raw=ROW)
+    ),
+    "state": recurrent(),
+    "state beside a chunk": recurrent(local=Chunk(4, ROW)),
+}
+HERE, AWAY, LOST = range(3)
+# A block costs 32 to 64 bytes: from free to as dear as several tokens.
+RATES = (FREE_LOADS, CostModel(1.0, 2.0**-6), FAIR, CostModel(1.0, 2.0**-4), SLOW_LOADS)
+
+
+@functools.cache
+def spec_of(names, mixed=False):
+    sizes = {Form.SWA_WINDOW: 1, Form.RECURRENT_STATE: 4, Form.FULL_KV: 4}
+    sizes = {form: sizes.get(form, 2) if mixed else 2 for form in Form}
+    return CacheSpec.from_layers([KINDS[name] for name in names], block_tokens=sizes)
+
+
+def case_of(spec, blocks, num_tokens, cost, snapshots=()):
+    """A case from the presence of every block; snapshots are extra checkpoints.
+
+    Args:
+      blocks: per pool, HERE, AWAY or LOST for each of its blocks.
+      snapshots: per pool of states, positions off the grid, on the device and away.
+    """
+    device, outer = [], []
+    snapshots = iter(snapshots)
+    total = len(blocks[0]) * spec.pools[0].block_tokens
+    for pool, states in zip(spec.pools, blocks, strict=True):
+        size, states = pool.block_tokens, np.asarray(states)
+        if pool.form == Form.RECURRENT_STATE:
+            here, away = next(snapshots, (set(), set()))
+            ends = (np.arange(len(states)) + 1) * size
+            here = here | set(ends[states == HERE].tolist())
+            device.append(sorted(here))
+            outer.append(sorted(here | away | set(ends[states == AWAY].tolist())))
+        else:
+            device.append(np.where(states == HERE, size, 0))
+            outer.append(np.where(states == LOST, 0, size))
+    exact = [
+        set(outer[number])
+        for number, pool in enumerate(spec.pools)
+        if pool.form == Form.RECURRENT_STATE
+    ]
+    points = set(range(0, total + 1, spec.grid))
+    if exact:
+        points |= {at for at in set.intersection(*exact) if at <= total}
+    return Case(
+        spec=spec,
+        points=np.array([-1, *sorted(points)], np.int32),
+        num_tokens=num_tokens,
+        device=tuple(device),
+        outer=tuple(outer),
+        cost=cost,
+    )
+
+
+def random_blocks(spec, rng, most=12):
+    """Presence of each block: pools that are whole, cut, bare, or full of holes."""
+    tokens = 2 * int(rng.integers(1, most + 1))
+    tokens += -tokens % max(pool.block_tokens for pool in spec.pools)
+    blocks = []
+    for pool in spec.pools:
+        count = tokens // pool.block_tokens
+        states = np.full(count, int(rng.choice([HERE, HERE, HERE, AWAY, LOST])))
+        for _ in range(rng.integers(0, 3)):
+            first = rng.integers(0, count)
+            last = rng.choice([first + 1, count])
+            states[first:last] = rng.choice([HERE, AWAY, AWAY, LOST])
+        if rng.random() < 0.25:
+            states = rng.choice([HERE, HERE, AWAY, LOST], count)
+        blocks.append(states)
+    return blocks, tokens
+
+
+def random_case(spec, rng):
+    blocks, tokens = random_blocks(spec, rng)
+    snapshots = []
+    for pool in spec.pools:
+        if pool.form == Form.RECURRENT_STATE:
+            at = [set(rng.integers(1, tokens + 1, 2).tolist()) for _ in range(2)]
+            # The same in every pool now and then, or there would be none in common.
+            at[1] |= {tokens // 2 + 1, max(1, tokens - 1)}
+            snapshots.append(tuple(at) if rng.random() < 0.6 else (set(), set()))
+    case = case_of(
+        spec,
+        blocks,
+        int(rng.choice([tokens + 1, tokens, rng.integers(0, tokens + 2)])),
+        RATES[rng.integers(len(RATES))],
+        snapshots,
+    )
+    if rng.random() < 0.3:
+        _shorten(case, rng)
+    return case
+
+
+def _shorten(case, rng):
+    """A last block that holds but a part, on the device and maybe beyond."""
+    number = int(rng.integers(len(case.spec.pools)))
+    size = case.spec.pools[number].block_tokens
+    if not case.exact(number) and size > 1:
+        case.device[number][-1] = rng.integers(0, size)
+        if rng.random() < 0.5:
+            case.outer[number][-1] = max(
+                case.device[number][-1], rng.integers(0, size + 1)
+            )
+        else:
+            case.outer[number][-1] = size
+
+
+def check(case, seen):
+    solution = case.solve()
+    check_choice(case, solution)
+    seen[Verdict(int(solution.verdict)), solution.start < solution.point] += 1
+
+
+ANSWERS = {
+    (Verdict.RESUMABLE, False),
+    (Verdict.NEEDS_IO, False),
+    (Verdict.NEEDS_IO, True),
+    (Verdict.NEEDS_PARTIAL_RECOMPUTE, True),
+    (Verdict.NEEDS_FULL_RECOMPUTE, False),
+}
+
+
+def counter():
+    return dict.fromkeys(ANSWERS, 0)
+
+
+def sample(models, each, seed, mixed):
+    rng, seen = np.random.default_rng(seed), counter()
+    for names in models:
+        order = tuple(rng.permutation(names).tolist())
+        for _ in range(each):
+            check(random_case(spec_of(order, mixed), rng), seen)
+    assert min(seen.values()) > 10, seen
+
+
+def groups(kinds=tuple(KINDS), most=4):
+    return [
+        names
+        for count in range(1, most + 1)
+        for names in itertools.combinations(kinds, count)
+    ]
+
+
+def test_every_set_of_kinds():
+    """255 models of up to four groups, in random order."""
+    assert len(groups()) == 255
+    sample(groups(), each=2, seed=0, mixed=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_sequence_of_kinds(mixed):
+    """All orders of up to four kinds, blocks of one size and of several."""
+    rng, seen, specs = np.random.default_rng(1 + mixed), counter(), 0
+    for count in range(1, 5):
+        for names in itertools.permutations(KINDS, count):
+            specs += 1
+            for _ in range(3):
+                check(random_case(spec_of(names, mixed), rng), seen)
+    assert specs == 9 + 9 * 8 + 9 * 8 * 7 + 9 * 8 * 7 * 6
+    assert min(seen.values()) > 100, seen
+
+
+def every_presence(names, blocks, cost, seen):
+    spec = spec_of(names)
+    pools = len(spec.pools)
+    for states in itertools.product((HERE, AWAY, LOST), repeat=pools * blocks):
+        parts = [states[n * blocks : (n + 1) * blocks] for n in range(pools)]
+        check(case_of(spec, parts, 2 * blocks + 1, cost), seen)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_presence_of_one_group(name):
+    """Each block on the device, away or lost: all of it, in every combination."""
+    pools = len(spec_of((name,)).pools)
+    for cost in (FREE_LOADS, CostModel(1.0, 2.0**-5)):
+        every_presence((name,), {1: 4, 2: 2, 3: 1}[pools], cost, counter())
+
+
+@pytest.mark.slow
+def test_every_presence_of_two_groups():
+    """And of one group with more blocks."""
+    cost = CostModel(1.0, 2.0**-5)
+    for name in KINDS:
+        pools = len(spec_of((name,)).pools)
+        every_presence((name,), 6 // pools, cost, counter())
+    for names in itertools.permutations(KINDS, 2):
+        pools = len(spec_of(names).pools)
+        if pools <= 3:
+            every_presence(names, 6 // pools, cost, counter())
+
+
+# --- the whole way from claims to a plan ---------------------------------------------
+
+ME = Key(Identity("weights", "config", "layout"))
+VERSION = 7
+
+
+def stored(spec, blocks, tokens):
+    """Facts and claims that come to these presences: block ``n`` in slot ``n``."""
+    index, tables = PrefixIndex(spec), []
+    for pool, states in zip(spec.pools, blocks, strict=True):
+        count, states = len(states), np.asarray(states)
+        form = np.where(states == AWAY, Form.ON_DISK_PREFIX, pool.form)
+        tables.append(
+            StateTable(
+                stage=np.full(count, int(Stage.SEALED), np.int32),
+                form=form.astype(np.int32),
+                version=np.full(count, VERSION, np.int32),
+                epoch=(5 + (states == LOST)).astype(np.int32),
+                pins=np.zeros(count, np.int32),
+                kept=np.ones(count, bool),
+                first=np.arange(count, dtype=np.int32) * pool.block_tokens,
+                used=np.zeros(count, np.int32),
+                free=np.zeros(count, np.int32),
+                num_free=np.int32(0),
+            )
+        )
+    ids = [np.arange(len(states), dtype=np.int32) for states in blocks]
+    epochs = [np.full(len(states), 5, np.int32) for states in blocks]
+    index.insert(
+        ME, tokens, ids, epochs, lambda pool, ids, epochs, first: np.zeros(len(ids))
+    )
+    return tuple(tables), index
+
+
+def check_plan(spec, rng):
+    blocks, length = random_blocks(spec, rng)
+    tokens = np.arange(length, dtype=np.int32)
+    tables, index = stored(spec, blocks, tokens)
+    num_tokens = int(rng.choice([length + 1, length, rng.integers(1, length + 2)]))
+    prompt = np.append(tokens, np.int32(0))[:num_tokens]
+    cost = RATES[rng.integers(len(RATES))]
+    case = case_of(spec, blocks, num_tokens, cost)
+    # Claims are whole blocks: only grid points are looked at, and those below the end.
+    whole = (num_tokens if num_tokens <= length else length) // spec.grid * spec.grid
+    grid = range(0, whole + 1, spec.grid)
+    case = Case(**{**vars(case), "points": np.array(grid, np.int32)})
+    plan = matching.make_plan(spec, tables, index, prompt, ME, VERSION, cost)
+    ways, best = answer_of_oracle(case)
+    prompt = prompt_of(spec)
+    rates = Fraction(cost.seconds_per_token), Fraction(cost.seconds_per_byte)
+
+    def loads_of(way):
+        return tuple(
+            sorted(at // pool.block_tokens - 1 for at in blocks)
+            if pool.part == "recurrent"
+            else sorted(blocks)
+            for pool, blocks in zip(prompt.pools, way.loads, strict=True)
+        )
+
+    wanted = [
+        (way.verdict, way.point, way.start, way.nbytes(prompt.pools), loads_of(way))
+        for way in best
+    ]
+    loads = tuple(blocks.tolist() for blocks in plan.loads)
+    got = (plan.verdict.name, plan.length, plan.start, plan.bytes_to_load, loads)
+    assert got in wanted
+    assert all(blocks.dtype == np.int32 for blocks in plan.loads)
+    # Every alternative is proved, is priced right, and is no cheaper.
+    proved = {
+        (way.verdict, way.point, way.start): (
+            way.nbytes(prompt.pools),
+            way.cost(prompt.pools, num_tokens, *rates),
+        )
+        for way in ways
+    }
+    assert plan.alternatives[0].verdict == plan.verdict
+    for way in plan.alternatives:
+        nbytes, seconds = proved[way.verdict.name, way.length, way.start]
+        assert (way.bytes_to_load, way.seconds) == (nbytes, float(seconds))
+        assert way.tokens_to_run == num_tokens - way.start
+        assert way.seconds >= plan.seconds
+    assert plan.seconds <= num_tokens * cost.seconds_per_token
+    check_story(plan, case, ways)
+    return plan
+
+
+def check_story(plan, case, ways):
+    """What is said about history, checkpoints and each form is true."""
+    prompt = prompt_of(case.spec)
+    held = [case.held(case.device)[p.layers[0], p.part] for p in prompt.pools]
+    anywhere = [case.held(case.outer)[p.layers[0], p.part] for p in prompt.pools]
+    growing = [n for n, p in enumerate(prompt.pools) if p.part in ("global", "index")]
+    points = [p for p in map(int, case.points) if p <= case.num_tokens - 1]
+    history = [
+        p for p in points if all(prompt.needs(p)[n] <= anywhere[n] for n in growing)
+    ]
+    direct = {way.point for way in ways if way.start == way.point}
+    lost = [p for p in history if p not in direct and p > plan.start]
+    assert plan.history_length == max(history)
+    assert plan.checkpoint_position == max(lost, default=0)
+    assert plan.claimed_length == max(points, default=0)
+    for number, report in enumerate(plan.forms):
+        need = prompt.needs(plan.claimed_length)[number]
+        here, there = need & held[number], need & anywhere[number]
+        assert report.held == (need <= held[number])
+        if prompt.pools[number].part == "recurrent":
+            continue
+        assert (report.found, report.loadable) == (len(here), len(there) - len(here))
+        if not report.held:
+            away = need <= anywhere[number]
+            first = min(need - (held[number] if away else anywhere[number]))
+            assert report.position == first
+            assert (report.reason == Reason.IN_OUTER_TIER) == away
+
+
+def test_plans_from_claims_and_facts(monkeypatch):
+    """With a look at the deepest points first that a short prompt can tell, too."""
+    monkeypatch.setattr(matching, "_NEAR", 3)
+    rng = np.random.default_rng(3)
+    seen = counter()
+    for names in groups(most=3):
+        for mixed in (False, True):
+            order = tuple(rng.permutation(names).tolist())
+            plan = check_plan(spec_of(order, mixed), rng)
+            seen[plan.verdict, plan.start < plan.length] += 1
+    assert min(seen.values()) > 5, seen
