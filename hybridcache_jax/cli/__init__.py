@@ -10,6 +10,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+# testing.toy_models.EVERY_KIND, which is not loaded for --help.
+_SOAKED = ("fine", "csa", "sparse", "recurrent")
 _BENCHES = ("cache-write", "decode-context", "match", "resume")
 
 
@@ -102,6 +104,41 @@ def _parser() -> argparse.ArgumentParser:
         "name", choices=_BENCHES, metavar="NAME", help=", ".join(_BENCHES)
     )
     bench.add_argument("--json", action="store_true", help="print one JSON object")
+    soak = commands.add_parser(
+        "soak",
+        help="run random operations against a plain oracle",
+        description="Runs random operations on the whole façade (match, acquire, step, "
+        "publish, release, fork, rewind, evict, crash, recover, ...) over small "
+        "integer models and compares every verdict, every fact and every read with a "
+        "slow oracle in plain Python. The same seed gives the same operations; a "
+        "failing episode is made short and printed. Exit code 1 if something "
+        "differed.",
+    )
+    soak.add_argument(
+        "--model",
+        choices=_SOAKED,
+        metavar="NAME",
+        help=f"one of {', '.join(_SOAKED)} (default: all, one after the other)",
+    )
+    soak.add_argument(
+        "--operations",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="operations per model, default 10000",
+    )
+    soak.add_argument("--seed", type=int, default=0, help="seed of the run")
+    soak.add_argument(
+        "--episode-length",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="operations drawn from each empty cache, default 2000",
+    )
+    soak.add_argument(
+        "--replay", metavar="FILE", help="run the failures of a --json report again"
+    )
+    soak.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
@@ -114,6 +151,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "Gemma 3 270M of the 'gemma' extra if it is installed, else tiny-v4)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--metrics", action="store_true", help="show what was counted at the end"
+    )
 
 
 def _add_length(parser: argparse.ArgumentParser, default: int) -> None:

@@ -12,10 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from hybridcache_jax.capacity import format_bytes
+from hybridcache_jax.cli.metrics_table import show
 from hybridcache_jax.cli.scenes import QUESTIONS, Demo, Outcome
 from hybridcache_jax.cli.session import load, read_text, tokenizer_of, warm_up
 from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import Form
+from hybridcache_jax.observe import MemoryRegistry, Metrics
 from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
@@ -41,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     longest = max(len(tokens) for tokens in prompts.values())
     max_length = longest + max(arguments.max_new_tokens, 1)
+    registry = MemoryRegistry()
     engine = build_engine(
         loaded,
         max_length=max_length,
@@ -49,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         buckets=_BUCKETS.within(max_length),
         # Questions are requests of their own and reuse what the others stored.
         policy=ReusePolicy(scope="namespace"),
+        metrics=Metrics(registry),
     )
     for tokens in prompts.values():
         engine.check(Request(tokens, max_new_tokens=arguments.max_new_tokens))
@@ -88,8 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
             _show_scene(console, len(outcomes), title, remark, answers, tokenizer)
     different = [outcome for outcome in outcomes if not outcome.equal]
     if arguments.json:
-        print(json.dumps(_as_data(loaded, engine, outcomes)))
+        print(json.dumps(_as_data(loaded, engine, outcomes, registry)))
     _summarise(console, outcomes)
+    if arguments.metrics:
+        show(console, registry)
     return 1 if different else 0
 
 
@@ -195,7 +201,7 @@ def _summarise(console: Console, outcomes: list[Outcome]) -> None:
         )
 
 
-def _as_data(loaded, engine, outcomes: list[Outcome]) -> dict:
+def _as_data(loaded, engine, outcomes: list[Outcome], registry: MemoryRegistry) -> dict:
     return {
         "model": str(loaded.source),
         "identity": engine.identity.digest,
@@ -214,4 +220,5 @@ def _as_data(loaded, engine, outcomes: list[Outcome]) -> dict:
             }
             for outcome in outcomes
         ],
+        "metrics": registry.snapshot(),
     }

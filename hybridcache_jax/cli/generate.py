@@ -7,7 +7,9 @@ import sys
 import numpy as np
 from rich.console import Console
 
+from hybridcache_jax.cli.metrics_table import show
 from hybridcache_jax.cli.session import load, read_text, tokenizer_of, warm_up
+from hybridcache_jax.observe import MemoryRegistry, Metrics
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.build import build_engine
 from hybridcache_jax.serving.request import Progress, Request
@@ -26,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load(arguments.model, notes)
     tokenizer = tokenizer_of(loaded)
     tokens = np.array(tokenizer.encode(prompt), np.int32)
+    registry = MemoryRegistry()
     engine = build_engine(
         loaded,
         max_length=len(tokens) + max(arguments.max_new_tokens, 1),
@@ -34,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         buckets=Buckets(batch=(1,), chunk=(1, 128)).within(
             len(tokens) + max(arguments.max_new_tokens, 1)
         ),
+        metrics=Metrics(registry),
     )
     request = Request(
         tokens,
@@ -72,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                     "seconds_to_first_token": result.seconds_to_first_token,
                     "seconds": result.seconds,
                     "plan": result.plan.to_dict(),
+                    "metrics": registry.snapshot(),
                 }
             )
         )
@@ -83,4 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"{result.seconds:.2f} s ({result.finish})",
             style="dim",
         )
+    if arguments.metrics:
+        show(notes, registry)
     return 0

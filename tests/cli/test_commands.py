@@ -112,6 +112,9 @@ def test_demo_as_json(checkpoint, document, capsys):
     for answer in data["answers"]:
         assert answer["tokens"] == answer["cold_tokens"]
         assert len(answer["tokens"]) == 4
+    reused = data["metrics"]["hybridcache_reused_tokens_total"]["samples"]
+    want = sum(answer["plan"]["length"] for answer in data["answers"])
+    assert reused == [{"labels": {}, "value": want}]
 
 
 def test_demo_fails_if_a_token_differs(checkpoint, document, capsys, monkeypatch):
@@ -145,8 +148,12 @@ def test_generate(checkpoint, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["prompt_tokens"] == 9
     assert len(data["tokens"]) <= 5
-    assert main([*arguments, "--max-new-tokens", "5"]) == 0
-    assert data["text"] in capsys.readouterr().out
+    assert main([*arguments, "--max-new-tokens", "5", "--metrics"]) == 0
+    shown = capsys.readouterr()
+    assert data["text"] in shown.out
+    lines = [line.split() for line in shown.err.splitlines()]
+    assert ["run_tokens_total", "phase=prefill", "9"] in lines
+    assert "retraces_total" not in shown.err
 
 
 @pytest.mark.slow

@@ -92,12 +92,12 @@ class Tally:
     def admit(self, prompt):
         lease = self.session.acquire(self.look(prompt))
         self.acquired.append(lease.plan)
-        self.open.append((lease, int(self.session.cache.clock), prompt))
+        self.open.append((lease, int(self.session.cache.clock)))
         return lease
 
-    def feed(self, lease, prompt):
-        """The rest of the prompt and two tokens more."""
-        for token in [*prompt[lease.plan.start :], 1, 2]:
+    def feed(self, lease, prompt, tokens):
+        """The rest of the prompt, and what else ``tokens`` holds, one by one."""
+        for token in tokens[lease.plan.start :]:
             at = self.session.length(lease)
             self.session.feed(lease, [token])
             if at < lease.plan.length:
@@ -108,7 +108,7 @@ class Tally:
                 self.decode += 1
 
     def release(self, place=-1, **how):
-        lease, since, _ = self.open.pop(place)
+        lease, since = self.open.pop(place)
         if how.get("publish", True):
             self.session.publish(lease)
         self.session.release(lease, publish=False)
@@ -132,14 +132,38 @@ class Tally:
 @settings(max_examples=6)
 @given(acts=ACTS)
 def test_the_counters_add_up_over_any_history(build, acts):
-    session, registry = counted(build)
+    play(*counted(build), acts)
+
+
+def test_they_add_up_where_hits_fall_back():
+    session, registry = counted(toy.three_forms)
+    # Two prompts end at 8 and 16, and their windows are kept for those points alone.
+    acts = [("serve", 0, 6), ("serve", 0, 14), ("look", 0, 16)]
+    *_, lower = play(session, registry, acts)
+    assert (lower.verdict, lower.length) == (Verdict.RESUMABLE, 8)
+    assert lower.claimed_length == 12
+    assert value(registry, "fallbacks_total", verdict="RESUMABLE") == 1
+
+
+def test_they_add_up_where_hits_are_replayed():
+    session, registry = counted(toy.three_forms)
+    # Meanwhile another row stands within a block.
+    acts = [("hold", 2, 5), ("serve", 0, 14), ("evict", 0, 0), ("serve", 0, 14)]
+    *_, plan = play(session, registry, acts)
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert value(registry, "run_tokens_total", phase="replay") == 12 - plan.start > 0
+
+
+def play(session, registry, acts):
+    """Does what is said, adding up after every act; the plans of all lookups."""
     tally = Tally(session)
     for act, which, size in acts:
-        prompt = PROMPTS[which][:size]
+        tokens = [*PROMPTS[which], 1, 2][: size + 2]
+        prompt = tokens[:size]
         if act == "look":
             tally.look(prompt)
         elif act in ("serve", "hold") and len(tally.open) < session.model.rows:
-            tally.feed(tally.admit(prompt), prompt)
+            tally.feed(tally.admit(prompt), prompt, tokens)
             if act == "serve":
                 tally.release(publish=size % 4 > 0)
         elif act == "let go" and tally.open:
@@ -149,6 +173,7 @@ def test_the_counters_add_up_over_any_history(build, acts):
         elif act == "room":
             tally.make_room(which)
         check(tally, registry)
+    return tally.plans
 
 
 def check(tally, registry):

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ from hybridcache_jax import eviction
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.spec import Part
 from hybridcache_jax.testing import toy as library
+from hybridcache_jax.testing import toy_models
 from hybridcache_jax.testing.audit import violations
 from hybridcache_jax.testing.toy import VOCAB, Cold, Model, Rows, cold
 
@@ -65,36 +65,11 @@ def entries(ratio: int, overlap: int = 0, **more) -> library.Kind:
 
 
 MIXED = (window(6), chunk(5), FULL)
-FINE = (window(3), window(4), FULL)
+FINE, CSA = toy_models.FINE, toy_models.CSA
+SPARSE, RECURRENT = toy_models.SPARSE, toy_models.RECURRENT
 STACKED = (window(4), window(4), FULL, window(3), FULL)
 CHUNKED = (chunk(6), FULL, chunk(6))
 WOVEN = (window(3), chunk(6), FULL, window(3))
-POOLED: dict[str, Any] = {"index_overlap": 1, "pooled": True, "top": 2}
-# The index keys of the full layer need the deepest replay: their own tail of 2, and
-# below it what windows of 4 and 3 reach.
-CSA = (
-    library.Kind("window", 3, ratio=4, overlap=1, **POOLED, index_ratio=4, unit=4),
-    library.Kind("window", 4, ratio=8),
-    library.Kind(ratio=1, **POOLED, index_ratio=2, unit=2),
-    library.Kind(kv_owner=1),
-    window(2),
-)
-CSA_BLOCKS = (
-    (hc.Form.SWA_WINDOW, 2),
-    (hc.Form.UNCOMPRESSED_TAIL, 4),
-    (hc.Form.INDEXER_STATE, 4),
-    (hc.Form.COMPRESSED_KV, 8),
-    (hc.Form.FULL_KV, 8),
-)
-SPARSE = (
-    chunk(6),
-    library.Kind(ratio=1, index_ratio=1, top=2, unit=2, near=1, open_tail=True),
-    library.Kind(ratio=2, index_ratio=2, top=2, unit=4),
-    library.Kind(kv_owner=1, select_owner=1),
-    library.Kind(kv_owner=2, index_owner=1, top=1, unit=2),
-    entries(1, index_ratio=4, pooled=True, top=2, unit=4, heads=2, per_head=True),
-)
-RECURRENT = (STATE, STATE, window(3), entries(4, 1), window(2))
 # Blocks of a window are smaller than those of the history: the grid is 4.
 MIXED_BLOCKS = ((hc.Form.SWA_WINDOW, 2), (hc.Form.FULL_KV, 4))
 
@@ -120,9 +95,10 @@ def mixed() -> Model:
     return model(MIXED, blocks=MIXED_BLOCKS)
 
 
-def fine() -> Model:
-    """Blocks of one token, so that every position is a resume point."""
-    return model(FINE, blocks=1)
+fine, csa = toy_models.fine, toy_models.csa
+sparse, recurrent = toy_models.sparse, toy_models.recurrent
+# Together they have every kind of layer.
+EVERY_KIND = toy_models.EVERY_KIND
 
 
 def only_window() -> Model:
@@ -143,25 +119,6 @@ def stacked() -> Model:
 def compressed() -> Model:
     """Compressed entries without and with overlap, the full history, and a window."""
     return model((entries(4), entries(4, 1), FULL, window(3)))
-
-
-def csa() -> Model:
-    """Windows beside compressed entries, pooled index keys, selections, an owner."""
-    return model(CSA, blocks=CSA_BLOCKS, style="chain", max_length=40, stored=80)
-
-
-def sparse() -> Model:
-    """A chunk layer, and every other way to rank and to select."""
-    return model(SPARSE, style="chain")
-
-
-def recurrent() -> Model:
-    """Recurrent layers below windows and overlapping entries."""
-    return model(RECURRENT, style="chain")
-
-
-# Together they have every kind of layer.
-EVERY_KIND = {"fine": fine, "csa": csa, "sparse": sparse, "recurrent": recurrent}
 
 
 def three_forms() -> Model:

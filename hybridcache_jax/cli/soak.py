@@ -1,0 +1,86 @@
+"""``hybridcache soak``: random operations on the façade against a plain oracle."""
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from hybridcache_jax.cli.session import progress_bar
+from hybridcache_jax.testing.soak.machine import Operation
+from hybridcache_jax.testing.soak.run import SoakReport, replay, soak
+from hybridcache_jax.testing.toy_models import EVERY_KIND
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; see ``hybridcache soak --help``.
+
+    Returns:
+      0 if the library did what the oracle did, else 1.
+    """
+    if arguments.replay:
+        return _again(Path(arguments.replay))
+    notes = Console(stderr=True)
+    reports = {}
+    for name in [arguments.model] if arguments.model else EVERY_KIND:
+        with progress_bar(notes, name) as update:
+            report = soak(
+                EVERY_KIND[name](),
+                count=arguments.operations,
+                seed=arguments.seed,
+                episode_length=arguments.episode_length,
+                on_progress=lambda done, total, name=name: update(done, total, name),
+            )
+        reports[name] = report
+        if not arguments.json:
+            _show(name, report)
+    if arguments.json:
+        print(json.dumps({name: r.to_dict() for name, r in reports.items()}))
+    return int(any(report.failure for report in reports.values()))
+
+
+def _show(name: str, report: SoakReport) -> None:
+    console = Console(highlight=False)
+    rate = report.operations / max(report.seconds, 1e-9)
+    console.print(
+        f"[bold]{name}[/]: {report.operations:,} operations, {report.tokens:,} tokens "
+        f"in {report.episodes} episodes of seed {report.seed}; {rate:.0f} operations "
+        "per second"
+    )
+    for what, numbers in (("plans", report.verdicts), ("done", report.counts)):
+        parts = (f"{key} {count:,}" for key, count in sorted(numbers.items()))
+        console.print(f"  {what}: {', '.join(parts)}")
+    failure = report.failure
+    if failure is None:
+        console.print("  no difference from the oracle")
+        return
+    console.print(f"  [bold red]episode {failure.episode}[/]: {failure.message}")
+    for operation in failure.operations:
+        console.print(f"    {operation.name} {operation.a} {operation.b} {operation.c}")
+
+
+def _again(path: Path) -> int:
+    """Replays the failures of a report."""
+    console, failed = Console(highlight=False), False
+    try:
+        reports = json.loads(path.read_text(encoding="utf-8"))
+        runs = {
+            name: [Operation(*drawn) for drawn in report["failure"]["operations"]]
+            for name, report in reports.items()
+            if report["failure"]
+        }
+        models = {name: EVERY_KIND[name] for name in runs}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        names = ", ".join(f.name for f in dataclasses.fields(SoakReport))
+        raise ValueError(
+            f"{path} is no report of hybridcache soak --json (per model {names}): "
+            f"{error!r}."
+        ) from error
+    for name, drawn in runs.items():
+        message = replay(models[name](), drawn)
+        failed = failed or bool(message)
+        console.print(f"[bold]{name}[/]: {message or 'no difference from the oracle'}")
+    if not runs:
+        console.print("The report has no failure to replay.")
+    return int(failed)

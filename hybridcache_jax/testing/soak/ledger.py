@@ -1,0 +1,185 @@
+"""What the oracle of a soak keeps: blocks by what they hold, rows by what they ran.
+
+Plain Python objects: a block is the object, so nothing needs an epoch to tell it from
+the next block with the same number.
+"""
+
+import dataclasses
+
+from hybridcache_jax.codes import Stage, Verdict
+from hybridcache_jax.testing.toy import Model
+from hybridcache_jax.testing.toy_kinds import GROWING, Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """One pool, in plain numbers.
+
+    Attributes:
+      kind: of a layer that keeps its part there.
+      part: name of the part.
+      size: tokens per block.
+      count: blocks.
+      columns: places of a row's block table.
+      where: layers and parts that lie there.
+    """
+
+    kind: Kind
+    part: str
+    size: int
+    count: int
+    columns: int
+    where: tuple[tuple[int, str], ...]
+
+    @property
+    def grows(self) -> bool:
+        """Whether only a run from the first hole brings back what is lost."""
+        return self.part in GROWING
+
+    @property
+    def exact(self) -> bool:
+        """Whether a block is of use only at its own end."""
+        return self.part == "state"
+
+    def required(self, point: int) -> range:
+        """Numbers of the blocks that resuming at ``point`` needs."""
+        lo, hi = self.kind.required(self.part, point)
+        return range(lo // self.size, -(-hi // self.size)) if lo < hi else range(0)
+
+    def of_use(self, number: int, grid: int) -> bool:
+        """Whether resuming at some point, a multiple of ``grid``, needs a block.
+
+        Bounded forms need blocks near the point alone, so that two blocks and two
+        grid units behind a block there is none that was not asked.
+        """
+        reach = self.kind.size + 2 * max(self.kind.ratio, self.kind.index_ratio, 1)
+        end = (number + 1) * self.size + reach + 2 * grid
+        return any(number in self.required(p) for p in range(grid, end + 1, grid))
+
+
+def pools_of(model: Model) -> tuple[Pool, ...]:
+    """The pools of a toy, in the order of its plan."""
+    where: dict[int, list[tuple[int, str]]] = {}
+    for layer, part in model.parts:
+        where.setdefault(model.pool_of(layer, part), []).append((layer, part))
+    return tuple(
+        Pool(
+            kind=model.kinds[where[number][0][0]],
+            part=where[number][0][1],
+            size=model.block(*where[number][0]),
+            count=model.plan.blocks[number],
+            columns=model.plan.columns(number),
+            where=tuple(where[number]),
+        )
+        for number in sorted(where)
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class Block:
+    """One block in use.
+
+    Attributes:
+      pool: its pool.
+      number: which block of a row it is.
+      who: the identity that wrote it.
+      stage: as the facts must have it.
+      pins: rows that refer to it.
+      kept: whether a stored prefix holds it.
+      tokens: the whole prefix up to its end; empty while it is being written.
+      id: its place in the pool; -1 until the cache was read.
+    """
+
+    pool: int
+    number: int
+    who: int
+    stage: Stage = Stage.WRITING
+    pins: int = 1
+    kept: bool = False
+    tokens: tuple[int, ...] = ()
+    id: int = -1
+
+    @property
+    def readable(self) -> bool:
+        """Whether a claim on it is true."""
+        return self.stage == Stage.SEALED
+
+    @property
+    def evictable(self) -> bool:
+        """Whether an eviction may take it."""
+        return self.readable and self.kept and self.pins == 0
+
+
+Claimed = tuple[tuple[Block | None, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The plan that the oracle expects.
+
+    Attributes:
+      verdict: one of four.
+      point: the resume point.
+      start: first position to run.
+      claimed: deepest resume point that the store claims below the last token.
+      held: per pool, whether all that ``claimed`` requires is there.
+      claims: per pool and block number, what is claimed.
+      who: who asks.
+      prompt: for what.
+    """
+
+    verdict: Verdict
+    point: int
+    start: int
+    claimed: int
+    held: tuple[bool, ...]
+    claims: Claimed
+    who: int
+    prompt: tuple[int, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Row:
+    """A row that somebody has.
+
+    Attributes:
+      who: the identity that writes.
+      tokens: what it holds, from position 0 on.
+      point: nothing below is published as its own.
+      known: positions below may only be run with the tokens of ``prompt``.
+      prompt: those tokens.
+      since: per pool, positions below do not count.
+      held: per pool, positions below are never written.
+      blocks: per pool, its blocks by number.
+      claims: what was claimed when it was matched.
+    """
+
+    who: int
+    tokens: list[int]
+    point: int
+    known: int
+    prompt: tuple[int, ...]
+    since: list[int]
+    held: list[int]
+    blocks: list[dict[int, Block]]
+    claims: Claimed
+
+    @property
+    def length(self) -> int:
+        """Tokens that it stands behind."""
+        return len(self.tokens)
+
+    @property
+    def exact(self) -> bool:
+        """Whether no replay is under way, so that it holds what a cold run leaves."""
+        return self.length >= self.known
+
+    def twin(self) -> "Row":
+        """Another row like this one; the blocks are the same."""
+        return dataclasses.replace(
+            self,
+            tokens=list(self.tokens),
+            since=list(self.since),
+            held=list(self.held),
+            blocks=[dict(blocks) for blocks in self.blocks],
+        )

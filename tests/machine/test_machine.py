@@ -1,0 +1,139 @@
+"""The whole façade against the plain oracle: hypothesis draws the operations."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+
+from hybridcache_jax import matching
+from hybridcache_jax.codes import Reason
+from hybridcache_jax.testing import toy
+from hybridcache_jax.testing.soak.machine import Machine, Operation
+from hybridcache_jax.testing.soak.run import WEIGHTS, operations, replay, shrink, soak
+from hybridcache_jax.testing.toy_models import EVERY_KIND, FINE, fine
+
+NUMBERS = st.integers(0, 2**16 - 1)
+
+
+def machine_of(name: str) -> type[RuleBasedStateMachine]:
+    """One rule per operation, and one that serves a request from end to end."""
+
+    class Facade(RuleBasedStateMachine):
+        def __init__(self):
+            super().__init__()
+            self.machine = Machine(EVERY_KIND[name]())
+
+        @rule(a=NUMBERS, b=NUMBERS, c=NUMBERS)
+        def serve(self, a, b, c):
+            for step in ("admit", "step", "step", "release", "inspect"):
+                self.machine.apply(Operation(step, a, b, c))
+
+    for operation in WEIGHTS:
+
+        def act(self, a, b, c, operation=operation):
+            self.machine.apply(Operation(operation, a, b, c))
+
+        act.__name__ = f"do_{operation}"
+        act = rule(a=NUMBERS, b=NUMBERS, c=NUMBERS)(act)
+        setattr(Facade, act.__name__, act)
+    return Facade
+
+
+def check(name: str, examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        machine_of(name),
+        settings=settings(max_examples=examples, stateful_step_count=steps),
+    )
+
+
+def test_any_operations_in_any_order():
+    check("fine", examples=4, steps=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_any_operations_in_any_order_with_every_kind(name):
+    check(name, examples=15, steps=60)
+
+
+def test_a_seeded_run_reaches_every_operation_and_verdict():
+    report = soak(fine(), count=450, seed=0)
+    assert report.failure is None
+    assert report.operations == 450
+    assert set(report.counts) == set(WEIGHTS)
+    assert set(report.verdicts) == {
+        "RESUMABLE",
+        "NEEDS_PARTIAL_RECOMPUTE",
+        "NEEDS_FULL_RECOMPUTE",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_a_seeded_run_with_every_kind(name):
+    report = soak(EVERY_KIND[name](), count=2000, seed=1)
+    assert report.failure is None
+    assert set(report.counts) == set(WEIGHTS)
+    assert len(report.verdicts) == 3
+
+
+def test_a_seed_gives_the_same_operations():
+    assert operations(3, 1, 50) == operations(3, 1, 50)
+    assert operations(3, 1, 50) != operations(3, 2, 50)
+    assert operations(3, 1, 50) != operations(4, 1, 50)
+
+
+def test_claims_that_nobody_checks_are_found_and_made_short(monkeypatch):
+    """What the index says is believed: a block that is gone counts as held."""
+
+    def believe(pool, table, ids, epochs, version):
+        return np.full(len(ids), Reason.OK, np.int32)
+
+    monkeypatch.setattr(matching, "_claim_reasons", believe)
+    report = soak(fine(), count=2000, seed=2)
+    assert report.failure is not None
+    drawn = report.failure.operations
+    assert len(drawn) < 12
+    assert "plan for" in report.failure.message
+    assert replay(fine(), drawn) == report.failure.message
+    monkeypatch.undo()
+    assert replay(fine(), drawn) == ""
+
+
+def test_too_small_a_point_is_found_as_well(monkeypatch):
+    """Sound, but not complete: the deepest point is never tried."""
+    whole = matching._solve
+
+    def timid(spec, points, *rest):
+        return whole(spec, points[: max(1, len(points) - 1)], *rest)
+
+    monkeypatch.setattr(matching, "_solve", timid)
+    report = soak(fine(), count=500, seed=2)
+    assert report.failure is not None
+    assert "plan for" in report.failure.message
+
+
+def test_shrinking_keeps_only_what_is_needed(monkeypatch):
+    def sulk(self, a, b, c):
+        assert self.counts["bump"] < 2
+        return True
+
+    monkeypatch.setattr(Machine, "_bump", sulk)
+    drawn = [Operation(name) for name in ("bump", "match", "bump", "match", "bump")]
+    assert shrink(fine(), drawn) == [Operation("bump")] * 3
+
+
+def test_what_cannot_be_soaked_is_refused():
+    only_windows = toy.model(FINE[:2], blocks=1)
+    with pytest.raises(ValueError, match="No form of this model grows"):
+        Machine(only_windows)
+    with pytest.raises(ValueError, match="episode_length must be >= 1"):
+        soak(fine(), count=1, episode_length=0)
+
+
+def test_the_report_is_data():
+    report = soak(fine(), count=3, seed=9)
+    assert report.to_dict() == dataclasses.asdict(report) | {"operations": 3}
