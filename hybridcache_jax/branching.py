@@ -46,7 +46,10 @@ class Branching:
         # What is published from here on is the row's own from the cut on.
         kept = min(lease.plan.length, length - length % self.plan.spec.grid)
         plan = dataclasses.replace(
-            lease.plan, length=kept, start=min(lease.plan.start, kept)
+            lease.plan,
+            length=kept,
+            start=min(lease.plan.start, kept),
+            contents=lease.plan.contents.before(length),
         )
         new = Lease(lease.row, int(moved.ticket), plan)
         return self._after(cache, moved), new

@@ -8,7 +8,7 @@ status STALE, never with values.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from hybridcache_jax._typing import AnyArray, TokenIds
 from hybridcache_jax.append import StepInputs
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
+from hybridcache_jax.contents import Span
 from hybridcache_jax.errors import NoRoomError
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.resume_plan import ResumePlan
@@ -44,6 +45,23 @@ class Lease:
     def inputs(self, tokens: TokenIds) -> StepInputs:
         """Inputs of a step that runs ``tokens`` on this row alone."""
         return batch_inputs([(self, tokens)], batch=1, width=len(tokens))
+
+    def with_contents(self, contents: Iterable[Span]) -> "Lease":
+        """The lease of a row that was also fed content behind its prompt.
+
+        Use the one returned from here on: what it publishes is found by these.
+
+        Args:
+          contents: spans as ``PrefixCache.match`` takes them, behind those given so
+            far and at or behind ``plan.length``.
+
+        Raises:
+          ValueError: for spans that lie elsewhere or are none.
+        """
+        known = self.plan.contents.extended(contents, self.plan.length)
+        return dataclasses.replace(
+            self, plan=dataclasses.replace(self.plan, contents=known)
+        )
 
 
 def idle_row(cache: HybridCache) -> int:

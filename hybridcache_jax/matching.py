@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.contents import Contents
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.prefix_index import PrefixIndex, no_claims
@@ -31,6 +32,7 @@ def make_plan(
     key: Key,
     version: int,
     cost: CostModel,
+    contents: Contents = Contents(),
 ) -> ResumePlan:
     """Solves one prompt against the claims and facts of this moment.
 
@@ -42,9 +44,10 @@ def make_plan(
       key: who asks, and whose claims count.
       version: id of the key's identity in the facts.
       cost: rates for weighing alternatives.
+      contents: what placeholder tokens stand for.
     """
     shared = key.reason == Reason.OK
-    claims = index.lookup(key, tokens) if shared else no_claims(spec)
+    claims = index.lookup(key, tokens, contents) if shared else no_claims(spec)
     reasons = [
         _claim_reasons(pool, table, ids, seen, version)
         for pool, table, ids, seen in zip(
@@ -56,7 +59,7 @@ def make_plan(
     points, solution = _solve(spec, points, len(tokens), reasons, cost)
     claimed = int(points[-1])
     reports = _reports(spec, solution, reasons, claimed)
-    reason, changed = _reason(index, tokens, key, spec.grid, claimed, reports)
+    reason, changed = _reason(index, tokens, contents, key, spec.grid, claimed, reports)
     ways = proved_ways(spec, solution, reasons, len(tokens), cost)
     length, start = int(solution.point), int(solution.start)
     return ResumePlan(
@@ -78,11 +81,17 @@ def make_plan(
         changed=changed,
         key=key,
         claims=claims,
+        contents=contents,
+        stored_content=claims.stored_content,
     )
 
 
 def make_cold_plan(
-    spec: CacheSpec, num_tokens: int, key: Key, cost: CostModel
+    spec: CacheSpec,
+    num_tokens: int,
+    key: Key,
+    cost: CostModel,
+    contents: Contents = Contents(),
 ) -> ResumePlan:
     """A plan that reuses nothing because nobody asked for reuse."""
     return ResumePlan(
@@ -104,6 +113,7 @@ def make_cold_plan(
         changed=(),
         key=key,
         claims=no_claims(spec),
+        contents=contents,
     )
 
 
@@ -277,6 +287,7 @@ def _reports(
 def _reason(
     index: PrefixIndex,
     tokens: np.ndarray,
+    contents: Contents,
     key: Key,
     grid: int,
     claimed: int,
@@ -296,7 +307,7 @@ def _reason(
         return Reason.OK, ()
     # Only these readers' own: what other tenants or requests stored must not show.
     others = [
-        (index.lookup(other, tokens).length, other.identity)
+        (index.lookup(other, tokens, contents).length, other.identity)
         for other in index.stored_keys()
         if _readers(other) == _readers(key) and other != key
     ]

@@ -6,7 +6,7 @@ value of the line is accepted.  Methods are called between compiled steps, from 
 thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.branching import Branching
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
+from hybridcache_jax.contents import Contents, Span
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.forms import RULES, Form, Remedy
@@ -57,6 +58,7 @@ class PrefixCache:
         policy: ReusePolicy = ReusePolicy(),
         cost: CostModel = CostModel(),
         metrics: Metrics = Metrics(),
+        placeholders: TokenIds = (),
     ):
         """An empty store of prefixes.
 
@@ -65,11 +67,13 @@ class PrefixCache:
           policy: who may reuse what; by default a request only what it stored itself.
           cost: rates by which waiting, replaying and recomputing are compared.
           metrics: where to count what happens; by default nowhere.
+          placeholders: token ids that stand for content.  A prompt that has one without
+            saying which (``contents`` of :meth:`match`) is not reused from there on.
         """
         self.plan = plan
         self.cost = cost
         self._rollout = Rollout(policy)
-        self._index = PrefixIndex(plan.spec)
+        self._index = PrefixIndex(plan.spec, placeholders)
         self._versions: dict[Identity, int] = {}
         self._line = Lineage(plan)
         self._watch = Watch(plan, metrics)
@@ -134,6 +138,7 @@ class PrefixCache:
         *,
         request: str = "",
         session: str = "",
+        contents: Iterable[Span] = (),
     ) -> ResumePlan:
         """Says where a prompt can be resumed now.  Changes nothing.
 
@@ -143,13 +148,18 @@ class PrefixCache:
           identity: who would read, and in which namespace.
           request: id of the request, for the scope ``request``.
           session: id of its session, for the scope ``session``.
+          contents: ``(start, stop, content id)`` of the tokens that stand for content:
+            equal prefixes have equal tokens and equal ids.  An id, bytes, str or int of
+            any size, names everything that decides what its tokens leave: the picture,
+            how it was resized, what encoded it.
 
         Returns:
           The plan; hand it to :meth:`acquire`.
 
         Raises:
           ValueError: if the tokens are no flat sequence of int32 integers, or more
-            than the plan's ``max_length``.
+            than the plan's ``max_length``, or the contents are no disjoint spans of
+            them.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
@@ -168,6 +178,7 @@ class PrefixCache:
             key,
             self._versions.get(key.identity, _UNKNOWN),
             self.cost,
+            Contents.of(contents, len(ids)),
         )
         self._watch.matched(plan)
         return plan
@@ -179,6 +190,7 @@ class PrefixCache:
         *,
         request: str = "",
         session: str = "",
+        contents: Iterable[Span] = (),
     ) -> ResumePlan:
         """A plan that reuses nothing, for runs that must be cold.
 
@@ -189,9 +201,14 @@ class PrefixCache:
           identity: who writes, and in which namespace.
           request: as for :meth:`match`.
           session: likewise.
+          contents: likewise.
+
+        Raises:
+          ValueError: if the contents are no disjoint spans of the tokens.
         """
         key = self._rollout.key(identity, request=request, session=session)
-        return make_cold_plan(self.plan.spec, len(tokens), key, self.cost)
+        known = Contents.of(contents, len(tokens))
+        return make_cold_plan(self.plan.spec, len(tokens), key, self.cost, known)
 
     def acquire(
         self, cache: HybridCache, plan: ResumePlan
@@ -437,13 +454,17 @@ class PrefixCache:
                 f"The lease on row {lease.row} no longer holds; nothing was published. "
                 "Match and acquire again."
             )
-        key, tables = lease.plan.key, snapshot(cache)
-        offer = collect(self.plan, view, log, lease.plan, tables, finished=finished)
+        key, contents, tables = lease.plan.key, lease.plan.contents, snapshot(cache)
+        ids = log[0, : int(view.length[0])]
+        ids = ids[: self._index.storable(ids, contents)]
+        offer = collect(self.plan, view, ids, lease.plan, tables, finished=finished)
         if offer is None or not self._rollout.holds(key):
             return cache
         holds = self._holds(tables, key)
-        self._index.insert(key, offer.tokens, offer.blocks, offer.epochs, holds)
-        accepted = self._index.lookup(key, offer.tokens)
+        self._index.insert(
+            key, offer.tokens, offer.blocks, offer.epochs, holds, contents
+        )
+        accepted = self._index.lookup(key, offer.tokens, contents)
         after = self._keep(cache, *offer.marks(self.plan, accepted))
         self._watch.stored(cache, after)
         return self._line.stamped(after)

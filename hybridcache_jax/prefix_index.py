@@ -1,9 +1,9 @@
 """Claims: which blocks are said to hold which prefix.
 
-A radix tree per key over token ids.  Edges are compared token by token, so no
-hash collision can make a hit, and are cut on the grid, so that every cut is a resume
-point.  The index may be stale: nothing reads on its word, every claim is checked
-against the facts before use.
+A radix tree per key over token ids and the content ids of those that have one.  Edges
+are compared token by token, so no hash collision can make a hit, and are cut on the
+grid, so that every cut is a resume point.  The index may be stale: nothing reads on
+its word, every claim is checked against the facts before use.
 """
 
 import dataclasses
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from hybridcache_jax._typing import TokenIds
+from hybridcache_jax.contents import ContentId, ContentKeys, Contents
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 
@@ -28,6 +30,7 @@ class Claims:
       edges: parts of the claimed prefix, in order; :attr:`tokens` joins them.
       blocks: per pool, ``[length // block_tokens]`` int32 ids; ``NOTHING`` for none.
       epochs: per pool, epochs the blocks were claimed with.
+      stored_content: content id of the stored token; None where it has none.
     """
 
     length: int
@@ -36,6 +39,7 @@ class Claims:
     edges: tuple[np.ndarray, ...]
     blocks: tuple[np.ndarray, ...]
     epochs: tuple[np.ndarray, ...]
+    stored_content: ContentId | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -61,17 +65,30 @@ class _Node:
     tokens: np.ndarray
     blocks: tuple[np.ndarray, ...]
     epochs: tuple[np.ndarray, ...]
+    # What is compared where some tokens have content; None where the ids are.
+    content_keys: np.ndarray | None = None
     children: dict[bytes, "_Node"] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """What a prompt is compared with."""
+        return self.tokens if self.content_keys is None else self.content_keys
 
 
 class PrefixIndex:
     """Token-exact index of stored prefixes, one tree per key."""
 
-    def __init__(self, spec: CacheSpec):
-        """An empty index for caches of ``spec``."""
+    def __init__(self, spec: CacheSpec, placeholders: TokenIds = ()):
+        """An empty index for caches of ``spec``.
+
+        Args:
+          spec: pools and grid.
+          placeholders: token ids that are equal to nothing where they have no content.
+        """
         self._grid = spec.grid
         self._sizes = tuple(pool.block_tokens for pool in spec.pools)
         self._roots: dict[Key, dict[bytes, _Node]] = {}
+        self._content_keys = ContentKeys(placeholders)
 
     @property
     def stored_tokens(self) -> int:
@@ -96,33 +113,41 @@ class PrefixIndex:
         """Takes back every claim of some keys; their blocks become dead weight."""
         self._roots = {k: root for k, root in self._roots.items() if not doomed(k)}
 
-    def lookup(self, key: Key, tokens: np.ndarray) -> Claims:
-        """Everything claimed for the longest stored prefix of ``tokens``.
+    def storable(self, tokens: np.ndarray, contents: Contents) -> int:
+        """How many tokens come before the first placeholder without content."""
+        return self._content_keys.storable(tokens, contents)
+
+    def lookup(
+        self, key: Key, tokens: np.ndarray, contents: Contents = Contents()
+    ) -> Claims:
+        """Everything claimed for the longest stored prefix of a prompt.
 
         Args:
           key: whose claims.
           tokens: ``[n]`` int32.
+          contents: what some of them stand for.
         """
+        ids = self._content_keys.asked(tokens, contents)
         children = self._roots.get(key, {})
         at, path = 0, []
         while True:
-            node = children.get(self._unit(tokens, at))
+            node = children.get(self._unit(ids, at))
             if node is None:
                 break
-            same = _common(node.tokens, tokens[at:])
+            same = _common(node.ids, ids[at:])
             whole = same - same % self._grid
             path.append((node, whole))
             at += whole
             if whole < len(node.tokens):
-                return self._claims(path, at, at + same - whole, node.tokens[same])
+                return self._claims(path, at, at + same - whole, (node, same))
             children = node.children
         # No child shares a whole grid unit; the closest one says where they part.
-        beyond, token = 0, -1
+        beyond, parted = 0, None
         for node in children.values():
-            same = _common(node.tokens[: self._grid], tokens[at:])
-            if token < 0 or same > beyond:
-                beyond, token = same, node.tokens[same]
-        return self._claims(path, at, at + beyond, token)
+            same = _common(node.ids[: self._grid], ids[at:])
+            if parted is None or same > beyond:
+                beyond, parted = same, (node, same)
+        return self._claims(path, at, at + beyond, parted)
 
     def insert(
         self,
@@ -131,6 +156,7 @@ class PrefixIndex:
         blocks: Sequence[np.ndarray],
         epochs: Sequence[np.ndarray],
         holds: Holds,
+        contents: Contents = Contents(),
     ) -> None:
         """Claims blocks for a prefix, keeping older claims that still hold.
 
@@ -140,21 +166,25 @@ class PrefixIndex:
           blocks: per pool, ``[n // block_tokens]`` int32; ``NOTHING`` for none.
           epochs: per pool, likewise.
           holds: tells which older claims are still true.
+          contents: what some of the tokens stand for; no placeholder is without.
         """
+        own = np.array(tokens, np.int32)
+        ids = self._content_keys.stored(own, contents)
         fresh = _Node(
-            np.array(tokens, np.int32),
+            own,
             tuple(np.array(ids, np.int32) for ids in blocks),
             tuple(np.array(seen, np.int32) for seen in epochs),
+            None if ids is own else ids,
         )
         children = self._roots.setdefault(key, {})
         at, total, path = 0, len(fresh.tokens), []
         while at < total:
-            unit = self._unit(fresh.tokens, at)
+            unit = self._unit(fresh.ids, at)
             node = children.get(unit)
             if node is None:
                 self._grow(path, children, unit, self._slice(fresh, at, total))
                 break
-            same = _common(node.tokens, fresh.tokens[at:])
+            same = _common(node.ids, fresh.ids[at:])
             whole = same - same % self._grid
             if whole < len(node.tokens):
                 node = self._split(children, unit, node, whole)
@@ -162,6 +192,9 @@ class PrefixIndex:
             at += whole
             children = node.children
         self._refresh(path, fresh, holds)
+        if self._content_keys.full:
+            named = [node.content_keys for node in self._nodes()]
+            self._content_keys.keep(_join([k for k in named if k is not None]))
 
     def prune(self, holds_for: Callable[[Key], Holds], essential: Sequence[int]) -> int:
         """Drops what can never be resumed: everything behind the first hole.
@@ -241,7 +274,7 @@ class PrefixIndex:
         upper = self._slice(node, 0, length)
         lower = self._slice(node, length, len(node.tokens))
         lower.children = node.children
-        upper.children[self._unit(lower.tokens, 0)] = lower
+        upper.children[self._unit(lower.ids, 0)] = lower
         children[unit] = upper
         return upper
 
@@ -255,6 +288,8 @@ class PrefixIndex:
         if leaf is None or leaf.children or len(leaf.tokens) >= _LONG_EDGE:
             children[unit] = rest
             return
+        if leaf.content_keys is not None or rest.content_keys is not None:
+            leaf.content_keys = _join([leaf.ids, rest.ids])
         leaf.tokens = _join([leaf.tokens, rest.tokens])
         leaf.blocks = tuple(map(_join, zip(leaf.blocks, rest.blocks, strict=True)))
         leaf.epochs = tuple(map(_join, zip(leaf.epochs, rest.epochs, strict=True)))
@@ -283,24 +318,42 @@ class PrefixIndex:
                 for array, size in zip(arrays, self._sizes, strict=True)
             )
 
-        return _Node(node.tokens[start:stop], cut(node.blocks), cut(node.epochs))
+        keys = node.content_keys
+        return _Node(
+            node.tokens[start:stop],
+            cut(node.blocks),
+            cut(node.epochs),
+            None if keys is None else keys[start:stop],
+        )
 
     def _claims(
-        self, path: list[tuple[_Node, int]], length: int, shared: int, stored_token: int
+        self,
+        path: list[tuple[_Node, int]],
+        length: int,
+        shared: int,
+        parted: tuple[_Node, int] | None,
     ) -> Claims:
-        """Joins what is claimed along a path of nodes, each up to a length."""
+        """Joins what is claimed along a path of nodes, each up to a length.
+
+        ``parted`` is where the store goes another way: a node and a place in it.
+        """
         blocks, epochs = [], []
         for pool, size in enumerate(self._sizes):
             blocks.append(_join([node.blocks[pool][: n // size] for node, n in path]))
             epochs.append(_join([node.epochs[pool][: n // size] for node, n in path]))
         edges = tuple(node.tokens[:n] for node, n in path)
+        token, content = -1, None
+        if parted is not None:
+            node, place = parted
+            token = int(node.tokens[place])
+            content = self._content_keys.content(int(node.ids[place]))
         return Claims(
-            length, shared, int(stored_token), edges, tuple(blocks), tuple(epochs)
+            length, shared, token, edges, tuple(blocks), tuple(epochs), content
         )
 
-    def _unit(self, tokens: np.ndarray, at: int) -> bytes:
-        """The next grid unit's tokens themselves: exact, not a hash of them."""
-        return tokens[at : at + self._grid].tobytes()
+    def _unit(self, ids: np.ndarray, at: int) -> bytes:
+        """The next grid unit's ids themselves: exact, not a hash of them."""
+        return ids[at : at + self._grid].tobytes()
 
     def _nodes(self) -> Iterator[_Node]:
         stack = [node for root in self._roots.values() for node in root.values()]

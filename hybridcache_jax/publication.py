@@ -68,7 +68,7 @@ class Offer:
 def collect(
     capacity: CapacityPlan,
     row: RowView,
-    log: np.ndarray,
+    tokens: np.ndarray,
     plan: ResumePlan,
     tables: tuple[StateTable, ...],
     *,
@@ -85,14 +85,14 @@ def collect(
     Args:
       capacity: sizes, and the retention policies.
       row: the row, a batch of one, as NumPy arrays; its lease holds.
-      log: ``[1, N]`` int32, the row's token log.
+      tokens: ``[n]`` int32, those of the row's token log that may be stored.
       plan: the plan it was admitted under.
       tables: facts, as NumPy arrays.
       finished: whether the output ends where the row stands.
     """
     spec = capacity.spec
-    length = int(row.length[0])
-    points = np.arange(plan.length + spec.grid, length + 1, spec.grid, dtype=np.int32)
+    first, length = plan.length + spec.grid, int(row.length[0])
+    points = np.arange(first, len(tokens) + 1, spec.grid, dtype=np.int32)
     own = [
         _own_blocks(pool, number, row, capacity.blocks[number])
         for number, pool in enumerate(spec.pools)
@@ -121,7 +121,7 @@ def collect(
         ids[numbers[good]], seen[numbers[good]] = columns[good], stamps[good]
         blocks.append(ids)
         epochs.append(seen)
-    return Offer(log[0, :whole].copy(), tuple(blocks), tuple(epochs))
+    return Offer(tokens[:whole].copy(), tuple(blocks), tuple(epochs))
 
 
 def _own_blocks(

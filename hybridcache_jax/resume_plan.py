@@ -1,12 +1,14 @@
 """The answer to "can this prefix be resumed now", with its reasons."""
 
 import dataclasses
+import reprlib
 from typing import Any
 
 import numpy as np
 
 from hybridcache_jax.capacity import format_bytes
 from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.contents import ContentId, Contents
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.prefix_index import Claims
@@ -77,6 +79,9 @@ class ResumePlan:
       changed: identity fields in which another producer of these tokens differs.
       key: whose claims were looked up, and under what the row publishes.
       claims: the blocks the plan relies on.
+      contents: what the prompt's placeholder tokens stand for.
+      stored_content: content id that the store has at ``shared_length``; None for a
+        token without content.
     """
 
     verdict: Verdict
@@ -97,6 +102,8 @@ class ResumePlan:
     changed: tuple[str, ...]
     key: Key
     claims: Claims
+    contents: Contents = Contents()
+    stored_content: ContentId | None = None
 
     @property
     def identity(self) -> Identity:
@@ -176,7 +183,7 @@ class ResumePlan:
         if 0 < self.shared_length < self.num_tokens and self.stored_token >= 0:
             lines.append(
                 f"  the prompt leaves the stored one at position {self.shared_length}, "
-                f"where token {self.stored_token} is stored"
+                f"where token {self.stored_token} is stored{self._parted_contents()}"
             )
         if self.alignment_loss:
             lines.append(
@@ -216,6 +223,7 @@ class ResumePlan:
             "checkpoint_position": self.checkpoint_position,
             "shared_length": self.shared_length,
             "stored_token": self.stored_token,
+            "stored_content": _as_json(self.stored_content),
             "alignment_loss": self.alignment_loss,
             "forms": [
                 {
@@ -251,6 +259,17 @@ class ResumePlan:
             f"{report.reason.explanation}; remedy: {report.remedy.value}"
         )
 
+    def _parted_contents(self) -> str:
+        """Names the contents where stored and asked prompt part, if there are any."""
+        asked = self.contents.at(self.shared_length)
+        if asked is None and self.stored_content is None:
+            return ""
+        stored, asked = (
+            "none" if content is None else reprlib.repr(content)
+            for content in (self.stored_content, asked)
+        )
+        return f" (its content id: {stored}, asked: {asked})"
+
     def _headline(self) -> str:
         run = f"{self.tokens_to_run} of {self.num_tokens} tokens to run"
         if self.verdict == Verdict.NEEDS_FULL_RECOMPUTE:
@@ -262,3 +281,7 @@ class ResumePlan:
             size = format_bytes(self.bytes_to_load)
             steps.insert(0, f"once {count} blocks ({size}) are loaded")
         return " ".join([f"resume at {self.length}", *steps]) + f", {run}"
+
+
+def _as_json(content: ContentId | None) -> str | int | None:
+    return content.hex() if isinstance(content, bytes) else content
