@@ -100,6 +100,7 @@ class PrefixIndex:
         """Bytes of token ids, claims and keys; Python's own overhead not counted."""
         return sum(
             node.tokens.nbytes
+            + (0 if node.content_keys is None else node.content_keys.nbytes)
             + sum(ids.nbytes for ids in (*node.blocks, *node.epochs))
             + self._grid * node.tokens.itemsize
             for node in self._nodes()

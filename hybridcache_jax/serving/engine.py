@@ -272,11 +272,15 @@ class Engine:
     def _acquire(self, number: int, request: Request) -> Lease:
         """Matches and acquires; nothing comes in between, so the plan still holds."""
         identity = self.identity.within(request.namespace)
-        ids = {"request": str(number), "session": request.session}
+        name, session = str(number), request.session
         if request.reuse:
-            plan = self.prefixes.match(self.cache, request.tokens, identity, **ids)
+            plan = self.prefixes.match(
+                self.cache, request.tokens, identity, request=name, session=session
+            )
         else:
-            plan = self.prefixes.cold_plan(request.tokens, identity, **ids)
+            plan = self.prefixes.cold_plan(
+                request.tokens, identity, request=name, session=session
+            )
         self.cache, lease = self.prefixes.acquire(self.cache, plan)
         return lease
 
