@@ -71,16 +71,17 @@ def _layout(groups: str) -> Layout:
         part = _PARTS[group["kind"]]
         # Entries of another length, or equal groups would share a pool.
         entry = hc.Entry.kv(1, number + 1)
+        layer = len(layers)
         if part is Part.INDEX:
-            key = hc.Entry((hc.Plane("k", 1, 1),))
-            layers[-1] = dataclasses.replace(
-                layers[-1], index=hc.IndexKeys(key), select=hc.TopK(1)
-            )
+            layer = max(n for n, below in enumerate(layers) if below.global_)
+            index = hc.IndexKeys(hc.Entry((hc.Plane("k", 1, 1),)))
+            changes = {"index": index, "select": hc.TopK(1)}
+            layers[layer] = dataclasses.replace(layers[layer], **changes)
         else:
             layers.append(_layer(group, entry))
-        places.append((len(layers) - 1, part))
-        sizes[places[-1]] = group["block_size"]
-        sizes[len(layers) - 1, Part.ENTRIES_RAW] = group["block_size"]
+        places.append((layer, part))
+        sizes[layer, part] = group["block_size"]
+        sizes[layer, Part.ENTRIES_RAW] = group["block_size"]
     spec = CacheSpec.from_layers(layers)
     pools = []
     for pool in spec.pools:
