@@ -39,10 +39,9 @@ QUICK = frozenset(
 @pytest.fixture(autouse=True, scope="module")
 def quick_to_compile():
     """Dozens of plans, each used a few times: compiling is nearly all of the time."""
-    before = jax.config.jax_disable_most_optimizations
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def cases(scenarios):
