@@ -64,6 +64,20 @@ _ROWS = "A row gets all it needs or nothing; rows that fit run although others d
 _FINE = "With blocks that end at the checkpoint it stays a resume point of its own."
 _REPLAY = "The history is whole, so a replay of the window alone is proved and cheaper."
 
+_EVERY = (
+    "Retention.every keeps multiples of its distance and nothing else; the repeated "
+    "prompt replays its last window."
+)
+_JUNCTION = (
+    "Retention.ends keeps ends alone; where prompts part the window is replayed from "
+    "the history, at the price of its length."
+)
+_ENDS = "The end of a prompt on the grid is kept as well: a conversation goes on from there."
+_STEP = (
+    "Of states only those at ends are kept, and a step has to end there, which "
+    "Retention.step_end says; in this scenario none does."
+)
+
 DIFFERENCES = (
     Difference("C11a", "4", "hit", 32, _DRAFT),
     Difference("C12", "4", "hit", 32, _DRAFT),
@@ -94,6 +108,16 @@ DIFFERENCES = (
     Difference("C35", "6", "hit", 0, _WHOLE),
     Difference("C35", "6", "lens", [0, 0], _WHOLE),
     Difference("C35", "8", "num_copies", 0, _WHOLE),
+    Difference("C23", "3", "units", [7, 15], _EVERY),
+    Difference("C25", "3", "units", [11], _DRAFT),
+    Difference("C25", "6", "hit", 96, _DRAFT),
+    Difference("C25", "6", "lens", [3, 12], _DRAFT),
+    Difference("C27", "3", "units", [14, 15], _ENDS),
+    Difference("C29c", "7", "hit", 0, _JUNCTION),
+    Difference("C29e", "7", "hit", 0, _JUNCTION),
+    Difference("C39", "10", "hit", 0, _STEP),
+    Difference("T08", "0", "value", [14], _JUNCTION),
+    Difference("T08", "1", "value", [3, 7, 11, 15], _EVERY),
     Difference("T06", "0", "value", 129, _CHUNK),
     Difference("T06", "1", "value", 193, _CHUNK),
     Difference("F01", "", "resume_at", 65, _EXACT),
@@ -131,8 +155,8 @@ DIFFERENCES = (
         "trt-swa-02",
         "p",
         "blocks",
-        [True, True, True],
-        "What every resume point requires is kept, not what the last one does.",
+        [False, True, True],
+        "The last resume point is 96, where two blocks of the window are read.",
     ),
     Difference("trt-swa-02", "a", "hit", 96, _WHOLE),
     Difference("trt-het-01", "p", "hit", 256, _WHOLE),
@@ -141,17 +165,8 @@ DIFFERENCES = (
 )
 
 _TIER = "needs an outer tier"
-_RETENTION = "needs a retention interval"
 
 PENDING = {
-    "C23": _RETENTION,
-    "C25": _RETENTION,
-    "C27": _RETENTION,
-    "C29c": _RETENTION,
-    "C29e": _RETENTION,
-    "C30b": _RETENTION,
-    "C39": _RETENTION,
-    "T08": _RETENTION,
     "O02": _TIER,
     "O04": _TIER,
     "F05": _TIER,

@@ -13,6 +13,7 @@ from scenario_spec import layout, plan
 
 import hybridcache_jax as hc
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.retention import Retention
 
 _GENERATED = 77  # a token that is decoded where the scenario names none
 
@@ -251,7 +252,15 @@ def _capacity(scenario: dict, longest: int) -> hc.CapacityPlan:
         blocks = (whole, scenario["num_blocks"] - 1 - whole)
         length = options["max_model_len"]
         return plan(groups, length=length, rows=1, chunk=chunk, blocks=blocks)
-    return plan(groups, length=longest)
+    interval = options.get("retention_interval")
+    return plan(groups, length=longest, retention=retention(interval))
+
+
+def retention(interval: int | None) -> Retention:
+    """Every so many tokens; 0 keeps the ends alone there."""
+    if interval is None:
+        return Retention.every_block()
+    return Retention.every(interval) if interval else Retention.ends()
 
 
 def _fill_up(host: Host, usable: int) -> int:

@@ -1,5 +1,6 @@
 """Tables of rules that need no cache: lookups in masks, caps, grids."""
 
+import manager_steps
 import numpy as np
 from scenario_spec import layout
 
@@ -38,7 +39,18 @@ def block_sizes(scenario: dict):
         yield lcm, layout(groups).spec.grid
 
 
+def retained(scenario: dict):
+    """Blocks kept of a finished prompt, under an interval of tokens or for its end."""
+    options, size = scenario["options"], scenario["options"]["align"]
+    points = np.arange(1, options["end_block"] + 1, dtype=np.int32) * size
+    for interval, (prompt, *_), kept in scenario["expect"]["cases"]:
+        policy = manager_steps.retention(interval)
+        ours = policy.keeps(points, grid=size, prompt=prompt, end=0)
+        yield kept, None if ours.all() else np.flatnonzero(ours).tolist()
+
+
 TABLES = {
+    "retention_mask": retained,
     "lookup_mask_tail": lookup,
     "skipped_tokens": skipped,
     "admission_cap": admission_cap,

@@ -9,6 +9,7 @@ import functools
 import json
 
 import hybridcache_jax as hc
+from hybridcache_jax.retention import Retention, policies
 from hybridcache_jax.spec import CacheSpec, Part
 
 _PARTS = {
@@ -46,6 +47,7 @@ def plan(
     rows: int = 4,
     chunk: int | None = None,
     blocks: tuple[int, ...] | None = None,
+    retention: Retention = Retention.every_block(),
 ) -> hc.CapacityPlan:
     """A plan with room for what a scenario stores, or with the blocks it names.
 
@@ -58,7 +60,13 @@ def plan(
         ample = max(_BLOCKS, (rows + 1) * -(-length // smallest))
         blocks = (ample,) * len(spec.pools)
     return hc.CapacityPlan(
-        spec, rows, length, length if chunk is None else chunk, blocks, "cpu"
+        spec,
+        rows,
+        length,
+        length if chunk is None else chunk,
+        blocks,
+        "cpu",
+        retention=policies(spec, retention),
     )
 
 

@@ -9,6 +9,7 @@ from host import Host, Sequence, hit
 from scenario_spec import layout, plan
 
 import hybridcache_jax as hc
+from hybridcache_jax.retention import Retention
 
 # What the engines call a page or a window where the scenario leaves it open.
 SYMBOLS = {"p": 1, "w": 4}
@@ -49,7 +50,10 @@ class Tree:
         groups = [self._bound(group, size) for group in scenario["groups"]]
         self.names = [group["name"] for group in groups]
         self.pools = layout(groups).pools
-        self.host = Host(plan(groups, length=LENGTHS.get(scenario["id"], 16)))
+        ends = any(step.get("minimal_swa") for step in scenario["steps"])
+        policy = Retention.ends() if ends else Retention.every_block()
+        length = LENGTHS.get(scenario["id"], 16)
+        self.host = Host(plan(groups, length=length, retention=policy))
         self.locks: dict[str, Sequence] = {}
 
     def run(self, step: dict) -> dict:
