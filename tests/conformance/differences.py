@@ -72,7 +72,9 @@ _JUNCTION = (
     "Retention.ends keeps ends alone; where prompts part the window is replayed from "
     "the history, at the price of its length."
 )
-_ENDS = "The end of a prompt on the grid is kept as well: a conversation goes on from there."
+_ENDS = (
+    "The end of a prompt on the grid is kept as well: conversations go on from there."
+)
 _STEP = (
     "Of states only those at ends are kept, and a step has to end there, which "
     "Retention.step_end says; in this scenario none does."

@@ -32,6 +32,7 @@ QUICK = frozenset(
     scenario["id"]
     for scenario in VLLM
     if scenario["id"] not in {*LISTED, *manager_steps.TIGHT}
+    and "retention_interval" not in scenario["options"]
     and (scenario["groups"] in PLANS or scenario["type"] in rule_tables.TABLES)
 ) | {"sgl-swa-03", "sgl-swa-05", "sgl-swa-07", "sgl-tree-01", "lmc-fold-01"}
 
