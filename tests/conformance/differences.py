@@ -73,7 +73,7 @@ _JUNCTION = (
     "the history, at the price of its length."
 )
 _ENDS = (
-    "The end of a prompt on the grid is kept as well: conversations go on from there."
+    "A prompt that ends on the grid keeps that end too: conversations go on from it."
 )
 _STEP = (
     "Of states only those at ends are kept, and a step has to end there, which "
