@@ -24,7 +24,7 @@ from hybridcache_jax.codes import Status
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.planes import quantise, to_storage
 from hybridcache_jax.spec import PoolSpec
-from hybridcache_jax.state import HybridCache
+from hybridcache_jax.state import HybridCache, tick
 
 
 @jax.tree_util.register_dataclass
@@ -78,7 +78,7 @@ def begin(
             f"{cache.plan.max_chunk}; use a smaller chunk or plan a larger one."
         )
     status = _status(cache, inputs, vocab_size)
-    cache = dataclasses.replace(cache, clock=cache.clock + 1)
+    cache = dataclasses.replace(cache, clock=tick(cache.clock))
     cache = _trim(cache, inputs.rows, status)
     cache, status = _reserve(cache, inputs, status)
     ran = status == Status.OK

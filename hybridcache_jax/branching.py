@@ -1,6 +1,7 @@
-"""Fork and rewind between steps: the checks, the copies and the new receipts."""
+"""Fork, reorder, rewind between steps: the checks, the copies and the new receipts."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -10,39 +11,178 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
 from hybridcache_jax.errors import LeaseError, NoRoomError
 from hybridcache_jax.forms import RULES, required
-from hybridcache_jax.lease import Lease, idle_row
+from hybridcache_jax.lease import Lease, idle_rows
 from hybridcache_jax.lineage import facts_of
 from hybridcache_jax.state import HybridCache
 
 
 class Branching:
-    """Compiled transitions of sequences for caches of one plan."""
+    """Compiled transitions of sequences for caches of one plan.
+
+    Each is compiled for one row and for as many as the plan has; batches are padded.
+    """
 
     def __init__(self, plan: CapacityPlan):
         """Compiles nothing yet."""
         self.plan = plan
-        self.fork_facts = jax.jit(sequences.fork)
+        self.branch_facts = jax.jit(sequences.branch)
         self.rewind_facts = jax.jit(sequences.rewind)
         self.copy = jax.jit(sequences.copy_blocks, donate_argnums=0)
 
     def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
         """See :meth:`hybridcache_jax.PrefixCache.fork`."""
-        child = idle_row(cache)
-        moved = self.fork_facts(facts_of(cache), *_receipt(lease), np.int32(child))
-        _require(moved, lease, "forked")
-        new = Lease(child, int(moved.ticket), lease.plan)
-        return self._after(cache, moved), new
+        (child,) = idle_rows(cache, 1)
+        cache, (new,) = self._branched(cache, [lease], [], [0], [child], size=1)
+        return cache, new
+
+    def reorder(
+        self, cache: HybridCache, leases: Sequence[Lease], parents: Sequence[int]
+    ) -> tuple[HybridCache, tuple[Lease, ...]]:
+        """See :meth:`hybridcache_jax.PrefixCache.reorder`."""
+        self._require_rows(leases)
+        for parent in parents:
+            if not 0 <= parent < len(leases):
+                raise ValueError(
+                    f"Parent {parent} is none of the {len(leases)} leases; parents are "
+                    "places among the leases, from 0."
+                )
+        first = [place == list(parents).index(p) for place, p in enumerate(parents)]
+        dropped = sorted(set(range(len(leases))) - set(parents))
+        more = [p for p, once in zip(parents, first, strict=True) if not once]
+        freed = [leases[place].row for place in dropped][: len(more)]
+        children = freed + idle_rows(cache, len(more) - len(freed))
+        cache, new = self._branched(
+            cache, leases, dropped, more, children, size=self.plan.max_sequences
+        )
+        made = iter(new)
+        return cache, tuple(
+            leases[parent] if once else next(made)
+            for parent, once in zip(parents, first, strict=True)
+        )
 
     def rewind(
         self, cache: HybridCache, lease: Lease, length: int
     ) -> tuple[HybridCache, Lease]:
         """See :meth:`hybridcache_jax.PrefixCache.rewind`."""
+        cache, (lease,) = self._rewound(cache, [lease], [length], size=1)
+        return cache, lease
+
+    def settle(
+        self, cache: HybridCache, leases: Sequence[Lease], lengths: Sequence[int]
+    ) -> tuple[HybridCache, tuple[Lease, ...]]:
+        """See :meth:`hybridcache_jax.PrefixCache.settle`."""
+        self._require_rows(leases)
+        if len(leases) != len(lengths):
+            raise ValueError(
+                f"{len(leases)} leases and {len(lengths)} lengths; give one length for "
+                "each lease."
+            )
+        return self._rewound(cache, leases, lengths, size=self.plan.max_sequences)
+
+    def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
+        """See :meth:`hybridcache_jax.PrefixCache.can_rewind`."""
         if not 0 <= length <= self.plan.max_length:
-            raise ValueError(_outside(cache, lease, length))
-        moved = self.rewind_facts(facts_of(cache), *_receipt(lease), np.int32(length))
-        if int(moved.status) == Status.TOO_LONG:
-            raise ValueError(_outside(cache, lease, length))
-        _require(moved, lease, f"rewound to {length}")
+            return False
+        moved = self._rewind_facts(cache, [lease], [length], size=1)
+        return int(moved.status[0]) in (Status.OK, Status.NO_ROOM)
+
+    def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
+        """See :meth:`hybridcache_jax.PrefixCache.can_rewind_after`."""
+        length = int(cache.rows.length[lease.row])
+        if not self.can_rewind(cache, lease, length) or _replays(cache, lease.row):
+            return False
+        return tokens <= 0 or all(
+            _stays(self.plan, number, length, tokens)
+            for number, pool in enumerate(self.plan.spec.pools)
+            if not RULES[pool.form].grows
+        )
+
+    def warm_up(self, cache: HybridCache) -> HybridCache:
+        """Compiles everything by moving no row at all."""
+        for size in (1, self.plan.max_sequences):
+            self._branch_facts(cache, [], [], [], [], size)
+            self._rewind_facts(cache, [], [], size)
+        nothing = np.array(self.plan.blocks, np.int32)
+        pools = self.copy(cache.pools, nothing, nothing)
+        return dataclasses.replace(cache, pools=pools)
+
+    def _branch_facts(
+        self,
+        cache: HybridCache,
+        leases: Sequence[Lease],
+        dropped: Sequence[int],
+        parents: Sequence[int],
+        children: Sequence[int],
+        size: int,
+    ) -> sequences.Moved:
+        away = np.zeros(size, bool)
+        away[list(dropped)] = True
+        return self.branch_facts(
+            facts_of(cache),
+            *self._receipts(leases, size),
+            away,
+            _padded(parents, size, size),
+            _padded(children, size, self.plan.max_sequences),
+        )
+
+    def _branched(
+        self,
+        cache: HybridCache,
+        leases: Sequence[Lease],
+        dropped: Sequence[int],
+        parents: Sequence[int],
+        children: Sequence[int],
+        *,
+        size: int,
+    ) -> tuple[HybridCache, list[Lease]]:
+        """The cache, and receipts of the new rows."""
+        moved = self._branch_facts(cache, leases, dropped, parents, children, size)
+        _require(moved, leases, ["forked"] * len(leases))
+        tickets = np.asarray(moved.tickets).tolist()
+        return self._after(cache, moved), [
+            Lease(child, ticket, leases[parent].plan)
+            for child, ticket, parent in zip(children, tickets, parents, strict=False)
+        ]
+
+    def _rewind_facts(
+        self,
+        cache: HybridCache,
+        leases: Sequence[Lease],
+        lengths: Sequence[int],
+        size: int,
+    ) -> sequences.Moved:
+        receipts = self._receipts(leases, size)
+        return self.rewind_facts(facts_of(cache), *receipts, _padded(lengths, size, 0))
+
+    def _rewound(
+        self,
+        cache: HybridCache,
+        leases: Sequence[Lease],
+        lengths: Sequence[int],
+        *,
+        size: int,
+    ) -> tuple[HybridCache, tuple[Lease, ...]]:
+        """The cache, and the receipts of the same rows."""
+        for lease, length in zip(leases, lengths, strict=True):
+            if not 0 <= length <= self.plan.max_length:
+                raise ValueError(_outside(cache, lease, length))
+        moved = self._rewind_facts(cache, leases, lengths, size)
+        status = np.asarray(moved.status).tolist()
+        for lease, length, code in zip(leases, lengths, status, strict=False):
+            if code == Status.TOO_LONG:
+                raise ValueError(_outside(cache, lease, length))
+        _require(moved, leases, [f"rewound to {length}" for length in lengths])
+        tickets = np.asarray(moved.tickets).tolist()
+        new = tuple(
+            self._cut(lease, length, ticket)
+            for lease, length, ticket in zip(leases, lengths, tickets, strict=False)
+        )
+        return self._after(cache, moved), new
+
+    def _cut(self, lease: Lease, length: int, ticket: int) -> Lease:
+        """The receipt of a row that was rewound, or the same one where it was not."""
+        if ticket == lease.ticket:
+            return lease
         # What is published from here on is the row's own from the cut on.
         kept = min(lease.plan.length, length - length % self.plan.spec.grid)
         plan = dataclasses.replace(
@@ -51,32 +191,33 @@ class Branching:
             start=min(lease.plan.start, kept),
             contents=lease.plan.contents.before(length),
         )
-        new = Lease(lease.row, int(moved.ticket), plan)
-        return self._after(cache, moved), new
+        return Lease(lease.row, ticket, plan)
 
-    def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
-        """See :meth:`hybridcache_jax.PrefixCache.can_rewind`."""
-        if not 0 <= length <= self.plan.max_length:
-            return False
-        moved = self.rewind_facts(facts_of(cache), *_receipt(lease), np.int32(length))
-        return int(moved.status) in (Status.OK, Status.NO_ROOM)
+    def _receipts(
+        self, leases: Sequence[Lease], size: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and tickets, ``[size]`` int32, with padding behind."""
+        rows = [lease.row for lease in leases]
+        tickets = [lease.ticket for lease in leases]
+        return _padded(rows, size, self.plan.max_sequences), _padded(tickets, size, 0)
 
-    def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
-        """See :meth:`hybridcache_jax.PrefixCache.can_rewind_after`."""
-        length = int(cache.rows.length[lease.row])
-        if not self.can_rewind(cache, lease, length):
-            return False
-        return tokens <= 0 or all(
-            _stays(self.plan, number, length, tokens)
-            for number, pool in enumerate(self.plan.spec.pools)
-            if not RULES[pool.form].grows
-        )
+    def _require_rows(self, leases: Sequence[Lease]) -> None:
+        rows = [lease.row for lease in leases]
+        if len(set(rows)) < len(rows):
+            raise ValueError(f"Rows {rows}: give the lease of each row once.")
+        if any(not 0 <= row < self.plan.max_sequences for row in rows):
+            raise LeaseError(
+                f"Rows {rows}: the plan has {self.plan.max_sequences}; match and "
+                "acquire again."
+            )
 
     def _after(self, cache: HybridCache, moved: sequences.Moved) -> HybridCache:
         """The cache with its memory, and in it the copies."""
-        if (np.asarray(moved.targets) >= np.array(self.plan.blocks)).all():
-            return dataclasses.replace(moved.cache, pools=cache.pools)
-        pools = self.copy(cache.pools, moved.sources, moved.targets)
+        pools = cache.pools
+        sources, targets = np.asarray(moved.sources), np.asarray(moved.targets)
+        for source, target in zip(sources, targets, strict=True):
+            if (target < np.array(self.plan.blocks)).any():
+                pools = self.copy(pools, source, target)
         return dataclasses.replace(moved.cache, pools=pools)
 
 
@@ -100,13 +241,25 @@ def _outside(cache: HybridCache, lease: Lease, length: int) -> str:
     )
 
 
-def _require(moved: sequences.Moved, lease: Lease, what: str) -> None:
-    status = Status(int(moved.status))
-    if status is Status.NO_ROOM:
-        raise NoRoomError(f"Row {lease.row} cannot be {what}: {status.explanation}.")
-    if status is not Status.OK:
-        raise LeaseError(f"Row {lease.row} cannot be {what}: {status.explanation}.")
+def _require(
+    moved: sequences.Moved, leases: Sequence[Lease], what: Sequence[str]
+) -> None:
+    """Refuses the first row that cannot, and with it all of them."""
+    codes = np.asarray(moved.status).tolist()
+    for lease, aim, code in zip(leases, what, codes, strict=False):
+        status = Status(code)
+        kind = NoRoomError if status is Status.NO_ROOM else LeaseError
+        if status is not Status.OK:
+            raise kind(f"Row {lease.row} cannot be {aim}: {status.explanation}.")
 
 
-def _receipt(lease: Lease) -> tuple[np.int32, np.int32]:
-    return np.int32(lease.row), np.int32(lease.ticket)
+def _replays(cache: HybridCache, row: int) -> bool:
+    """Whether a row still rebuilds forms below its resume point."""
+    rebuilt = bool(np.asarray(cache.rows.since[row]).any())
+    return rebuilt and int(cache.rows.length[row]) < int(cache.rows.known[row])
+
+
+def _padded(values: Sequence[int], size: int, fill: int) -> np.ndarray:
+    array = np.full(size, fill, np.int32)
+    array[: len(values)] = values
+    return array

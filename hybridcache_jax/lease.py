@@ -24,7 +24,7 @@ from hybridcache_jax.contents import Span
 from hybridcache_jax.errors import NoRoomError
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.resume_plan import ResumePlan
-from hybridcache_jax.state import HybridCache
+from hybridcache_jax.state import HybridCache, tick
 from hybridcache_jax.tokens import token_array
 
 
@@ -64,19 +64,21 @@ class Lease:
         )
 
 
-def idle_row(cache: HybridCache) -> int:
-    """The first row that nobody has.
+def idle_rows(cache: HybridCache, count: int) -> list[int]:
+    """The first ``count`` rows that nobody has.
 
     Raises:
-      NoRoomError: if every row is taken.
+      NoRoomError: if there are fewer.
     """
-    idle = np.flatnonzero(~np.asarray(cache.rows.live))
-    if len(idle) == 0:
+    idle = np.flatnonzero(~np.asarray(cache.rows.live)).tolist()
+    if len(idle) < count:
+        taken = f"All {cache.plan.max_sequences} rows are taken"
+        free = f"{len(idle)} of {cache.plan.max_sequences} rows are idle"
         raise NoRoomError(
-            f"All {cache.plan.max_sequences} rows are taken; release one, or plan a "
-            "larger max_sequences."
+            f"{free if idle else taken}, {count} more are wanted; release some, or "
+            "plan a larger max_sequences."
         )
-    return int(idle[0])
+    return idle[:count]
 
 
 @jax.tree_util.register_dataclass
@@ -191,7 +193,7 @@ def admit(
       OK, STALE if a claim no longer holds, or BAD_ROW if the row is taken; unless it
       is OK the cache is as it was.
     """
-    row, clock = admission.row, cache.clock + 1
+    row, clock = admission.row, tick(cache.clock)
     table = cache.rows
     tables = tuple(
         lifecycle.pin(facts, ids, clock)
@@ -238,7 +240,7 @@ def release(
       that is not the row's own, which changes nothing.
     """
     mine = cache.rows.live[row] & (cache.rows.ticket[row] == ticket)
-    clock = cache.clock + 1
+    clock = tick(cache.clock)
     tables = tuple(
         rowlib.let_go(facts, blocks[row], epochs[row], clock)
         for facts, blocks, epochs in zip(

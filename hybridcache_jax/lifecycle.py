@@ -26,6 +26,8 @@ LEGAL: Mapping[Stage, frozenset[Stage]] = MappingProxyType(
         Stage.WRITING: frozenset({Stage.SEALED, Stage.FREE}),
         Stage.SEALED: frozenset(
             {Stage.OFFLOADING, Stage.EVICTING, Stage.QUARANTINED, Stage.FREE}
+            # Written again by the only row that has it.
+            | {Stage.WRITING}
         ),
         Stage.OFFLOADING: frozenset({Stage.ON_DISK, Stage.SEALED}),
         Stage.ON_DISK: frozenset({Stage.LOADING, Stage.EVICTING}),
@@ -82,6 +84,22 @@ def seal(table: StateTable, ids: jax.Array) -> StateTable:
     writing = get(table.stage, ids, Stage.FREE) == Stage.WRITING
     return dataclasses.replace(
         table, stage=put(table.stage, _masked(table, ids, writing), Stage.SEALED)
+    )
+
+
+def reopen(table: StateTable, ids: jax.Array, clock: jax.Array) -> StateTable:
+    """``SEALED -> WRITING``, new epoch, for a row that writes its own block again.
+
+    Args:
+      table: facts of the pool.
+      ids: ``[K]`` int32, blocks with one pin that no stored prefix holds.
+      clock: ``[]`` int32.
+    """
+    return dataclasses.replace(
+        table,
+        stage=put(table.stage, ids, Stage.WRITING),
+        epoch=add(table.epoch, ids, 1),
+        used=put(table.used, ids, clock),
     )
 
 

@@ -239,7 +239,7 @@ class PrefixCache:
                 "The reuse scope of this plan's producer changed since it was matched; "
                 "match again."
             )
-        row = leaselib.idle_row(cache)
+        (row,) = leaselib.idle_rows(cache, 1)
         cache, status, ticket = self._admit(
             cache,
             leaselib.admission(self.plan, plan, row, self._version(plan.identity)),
@@ -326,7 +326,7 @@ class PrefixCache:
 
         Args:
           cache: the cache; its memory is donated, go on from the one returned.
-          lease: the row; void afterwards.
+          lease: the row; void afterwards, unless the row stands there already.
           length: tokens that stay.
 
         Raises:
@@ -339,6 +339,95 @@ class PrefixCache:
         self._line.require_newest(cache)
         cache, new = self._branching.rewind(cache, lease, length)
         self._watch.reissued(lease, new)
+        return self._line.stamped(cache), new
+
+    def reorder(
+        self, cache: HybridCache, leases: Sequence[Lease], parents: Sequence[int]
+    ) -> tuple[HybridCache, tuple[Lease, ...]]:
+        """Rows of a beam search: place ``i`` goes on where ``parents[i]`` stood.
+
+        A row with no place is released, unpublished, and serves the others.  A row
+        goes on in its first place and keeps its receipt; nothing of it is copied.  In
+        every further place it is forked.  There may be more places than leases, or
+        fewer.
+
+        Args:
+          cache: the cache; its memory is donated, go on from the one returned.
+          leases: the rows, none twice.
+          parents: for each new place, the place of its parent among the leases.
+
+        Returns:
+          The cache, and the receipts by new place.
+
+        Raises:
+          ValueError: for a parent that is no place, or a row that stands twice.
+          LeaseError: if a lease no longer holds; nothing changes.
+          NoRoomError: if rows, or free blocks of a pool, do not suffice for all;
+            nothing changes.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        cache, new = self._branching.reorder(cache, leases, parents)
+        self._watch.reordered(cache, leases, new)
+        return self._line.stamped(cache), new
+
+    def select(
+        self, cache: HybridCache, leases: Sequence[Lease], keep: Sequence[int]
+    ) -> tuple[HybridCache, tuple[Lease, ...]]:
+        """Keeps some rows and releases the others, unpublished, in one transition.
+
+        Args:
+          cache: the cache.
+          leases: the rows, none twice.
+          keep: places among the leases, none twice.
+
+        Returns:
+          The cache, and the receipts that were kept, in the order of ``keep``.
+
+        Raises:
+          ValueError: for a place that is none or stands twice.
+          LeaseError: if a lease no longer holds; nothing changes.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        if len(set(keep)) < len(keep):
+            raise ValueError(f"Places {list(keep)}: keep each once, or reorder.")
+        return self.reorder(cache, leases, keep)
+
+    def settle(
+        self, cache: HybridCache, leases: Sequence[Lease], lengths: Sequence[int]
+    ) -> tuple[HybridCache, tuple[Lease, ...]]:
+        """Ends a speculative round: each row keeps what was accepted of its drafts.
+
+        A round asks first, runs ``k`` drafts of each row in one step, and settles::
+
+            assert all(prefixes.can_rewind_after(cache, l, k) for l in leases)
+            cache, logits = step(params, cache, batch_inputs(...))
+            lengths = [n + accepted for n, accepted in zip(before, ...)]
+            cache, leases = prefixes.settle(cache, leases, lengths)
+
+        Args:
+          cache: the cache after the step; its memory is donated, go on from the one
+            returned.
+          leases: the rows, none twice.
+          lengths: tokens that stay of each row; those it has for a row that is left
+            alone.
+
+        Returns:
+          The cache, and the receipts; a row that was left alone keeps its own.
+
+        Raises:
+          ValueError: for a length below 0 or beyond the row's own, or a row that
+            stands twice.
+          LeaseError: if a lease no longer holds, or a form no longer holds what
+            resuming at the row's length requires; no row changes.
+          NoRoomError: if a pool lacks blocks for the copies of what is written again;
+            no row changes.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        cache, new = self._branching.settle(cache, leases, lengths)
+        for old, lease in zip(leases, new, strict=True):
+            self._watch.reissued(old, lease)
         return self._line.stamped(cache), new
 
     def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
@@ -406,14 +495,16 @@ class PrefixCache:
         self._watch.lost(cache, after)
         return self._line.stamped(after)
 
-    def warm_up(self, cache: HybridCache, identity: Identity) -> HybridCache:
+    def warm_up(
+        self, cache: HybridCache, identity: Identity, *, sequences: bool = False
+    ) -> HybridCache:
         """Compiles the transitions of serving by acquiring and releasing a row once.
-
-        Forks and rewinds compile when they are first used.
 
         Args:
           cache: a cache with an idle row.
           identity: any; nothing is stored.
+          sequences: forks, reorderings, rewinds and rounds too, which otherwise
+            compile when they are first used; the cache's memory is donated.
 
         Returns:
           A cache that holds what it held before.
@@ -424,6 +515,8 @@ class PrefixCache:
         )
         with self._watch.paused():
             cache, lease = self.acquire(cache, self.cold_plan([0], identity))
+            if sequences:
+                cache = self._line.stamped(self._branching.warm_up(cache))
             cache = self.publish(cache, lease)
             cache = self._keep(cache, nothing, nothing)
             cache = self.release(cache, lease, publish=False)

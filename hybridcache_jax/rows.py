@@ -146,7 +146,13 @@ def let_go(
 
 
 def clear(table: RowTable, row: jax.Array, plan) -> RowTable:
-    """An idle row: nothing referred to, the ticket void.  ``row`` is ``[]`` int32."""
+    """Idle rows: nothing referred to, the ticket void.
+
+    Args:
+      table: the rows.
+      row: ``[]`` or ``[K]`` int32; rows past the last are dropped.
+      plan: sizes.
+    """
     return dataclasses.replace(
         table,
         live=table.live.at[row].set(False),

@@ -14,10 +14,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.planes import Memory, storage_dtype, storage_width
+
+_LAST_TICK = np.iinfo(np.int32).max
 
 
 @jax.tree_util.register_dataclass
@@ -70,6 +73,15 @@ class HybridCache:
     rows: RowTable
     clock: jax.Array  # [] int32, logical time, one tick per transition
     stamp: jax.Array  # [] int32, which change by a PrefixCache this value comes from
+
+
+def tick(clock: jax.Array) -> jax.Array:
+    """The next logical time.  It stops at the largest int32, and never goes back.
+
+    Args:
+      clock: ``[]`` int32.
+    """
+    return jnp.minimum(clock, _LAST_TICK - 1) + 1
 
 
 # One program that fills all arrays, not one for each of their shapes.

@@ -71,6 +71,17 @@ class Watch:
         if self._on and since is not None:
             self._metrics.released(int(cache.clock) - since)
 
+    def reordered(
+        self, cache: HybridCache, old: Sequence[Lease], new: Sequence[Lease]
+    ) -> None:
+        """Some leases ended, others exist from now on, in one transition."""
+        for lease in old:
+            if lease not in new:
+                self.released(cache, lease)
+        for lease in new:
+            if lease not in old:
+                self.granted(cache, lease)
+
     def stored(self, before: HybridCache, after: HybridCache) -> None:
         """Stored prefixes took over blocks between two values."""
         if not self._on:

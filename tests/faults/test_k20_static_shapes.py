@@ -16,7 +16,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax import Form, NoRoomError, Status
+from hybridcache_jax import Form, LeaseError, NoRoomError, Status
 
 DIGITS = st.integers(1, 9)
 INT32 = np.iinfo(np.int32)
@@ -168,11 +168,11 @@ def compiled_functions(prefixes):
 
 
 CHANGES = ["admit", "release", "evict", "room", "fork", "rewind", "recover"]
-CHANGES += ["step"] * 5
+CHANGES += ["reorder", "settle"] + ["step"] * 5
 
 
 def one_change(session, random, live):
-    """One random admission, decode step, fork, rewind, release or eviction.
+    """One random change: an admission, a decode step, a move of rows, an eviction.
 
     ``live`` maps rows to their lease and the prompt's tokens that wait to be run.
     """
@@ -212,6 +212,30 @@ def one_change(session, random, live):
             cache, lease = session.prefixes.rewind(session.cache, lease, length)
             session.put(cache)
             live[lease.row] = (lease, waiting)
+    elif what == "reorder" and live:
+        rows = random.choice(list(live), random.integers(1, session.model.rows + 1))
+        parents = [list(live).index(row) for row in rows]
+        leases, waiting = zip(*live.values(), strict=True)
+        try:
+            cache, new = session.prefixes.reorder(session.cache, leases, parents)
+        except NoRoomError:
+            return
+        session.put(cache)
+        live.clear()
+        for lease, parent in zip(new, parents, strict=True):
+            live[lease.row] = (lease, waiting[parent])
+    elif what == "settle" and live:
+        leases, waiting = zip(*live.values(), strict=True)
+        lengths = [
+            max(session.length(one) - int(random.integers(5)), 0) for one in leases
+        ]
+        try:
+            cache, new = session.prefixes.settle(session.cache, leases, lengths)
+        except (LeaseError, NoRoomError):
+            return
+        session.put(cache)
+        for lease, wait in zip(new, waiting, strict=True):
+            live[lease.row] = (lease, wait)
     elif what == "recover":
         session.put(session.prefixes.recover(session.cache))
     elif what == "release" and live:
@@ -229,6 +253,7 @@ def test_a_thousand_changes_compile_nothing_new():
     session = toy.Session(model, cache=jax.tree.map(jnp.copy, model.empty))
     donated = jax.jit(model.body, donate_argnums=0)
     session.step = donated
+    session.put(session.prefixes.warm_up(session.cache, model.identity, sequences=True))
     random = np.random.default_rng(3)
     live = {}
     for _ in range(150):

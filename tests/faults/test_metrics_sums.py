@@ -346,3 +346,23 @@ def test_forks_and_rewinds_keep_pin_times():
     session.release(child, publish=False)
     both = first + int(session.cache.clock) - forked
     assert observed(registry, "pin_ticks") == (2, both)
+
+
+@pytest.mark.slow
+def test_beams_and_rounds_keep_pin_times():
+    session, registry = counted(toy.only_full)
+    lease = session.admit([1, 2, 3])
+    granted = int(session.cache.clock)
+    session.feed(lease, [1, 2, 3])
+    cache, leases = session.prefixes.reorder(session.cache, [lease], [0, 0])
+    session.put(cache)
+    forked = int(session.cache.clock)
+    cache, leases = session.prefixes.settle(session.cache, leases, [2, 3])
+    session.put(cache)
+    cache, (child,) = session.prefixes.select(session.cache, leases, [1])
+    session.put(cache)
+    first = int(session.cache.clock) - granted
+    assert observed(registry, "pin_ticks") == (1, first)
+    session.release(child, publish=False)
+    both = first + int(session.cache.clock) - forked
+    assert observed(registry, "pin_ticks") == (2, both)
