@@ -64,7 +64,7 @@ class Branching:
         self, cache: HybridCache, lease: Lease, length: int
     ) -> tuple[HybridCache, Lease]:
         """See :meth:`hybridcache_jax.PrefixCache.rewind`."""
-        cache, (lease,) = self._rewound(cache, [lease], [length], size=1)
+        cache, (lease,) = self._rewound(cache, [lease], [length], [True], size=1)
         return cache, lease
 
     def settle(
@@ -77,19 +77,25 @@ class Branching:
                 f"{len(leases)} leases and {len(lengths)} lengths; give one length for "
                 "each lease."
             )
-        return self._rewound(cache, leases, lengths, size=self.plan.max_sequences)
+        present = np.asarray(cache.rows.length)
+        moves = [
+            int(present[lease.row]) != length
+            for lease, length in zip(leases, lengths, strict=True)
+        ]
+        size = self.plan.max_sequences
+        return self._rewound(cache, leases, lengths, moves, size=size)
 
     def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
         """See :meth:`hybridcache_jax.PrefixCache.can_rewind`."""
         if not 0 <= length <= self.plan.max_length:
             return False
-        moved = self._rewind_facts(cache, [lease], [length], size=1)
+        moved = self._rewind_facts(cache, [lease], [length], [True], size=1)
         return int(moved.status[0]) in (Status.OK, Status.NO_ROOM)
 
     def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
         """See :meth:`hybridcache_jax.PrefixCache.can_rewind_after`."""
         length = int(cache.rows.length[lease.row])
-        if not self.can_rewind(cache, lease, length) or _replays(cache, lease.row):
+        if not self.can_rewind(cache, lease, length):
             return False
         return tokens <= 0 or all(
             _stays(self.plan, number, length, tokens)
@@ -101,7 +107,7 @@ class Branching:
         """Compiles everything by moving no row at all."""
         for size in (1, self.plan.max_sequences):
             self._branch_facts(cache, [], [], [], [], size)
-            self._rewind_facts(cache, [], [], size)
+            self._rewind_facts(cache, [], [], [], size)
         nothing = np.array(self.plan.blocks, np.int32)
         pools = self.copy(cache.pools, nothing, nothing)
         return dataclasses.replace(cache, pools=pools)
@@ -149,16 +155,22 @@ class Branching:
         cache: HybridCache,
         leases: Sequence[Lease],
         lengths: Sequence[int],
+        moves: Sequence[bool],
         size: int,
     ) -> sequences.Moved:
-        receipts = self._receipts(leases, size)
-        return self.rewind_facts(facts_of(cache), *receipts, _padded(lengths, size, 0))
+        return self.rewind_facts(
+            facts_of(cache),
+            *self._receipts(leases, size),
+            _padded(lengths, size, 0),
+            _padded(moves, size, 0).astype(bool),
+        )
 
     def _rewound(
         self,
         cache: HybridCache,
         leases: Sequence[Lease],
         lengths: Sequence[int],
+        moves: Sequence[bool],
         *,
         size: int,
     ) -> tuple[HybridCache, tuple[Lease, ...]]:
@@ -166,7 +178,7 @@ class Branching:
         for lease, length in zip(leases, lengths, strict=True):
             if not 0 <= length <= self.plan.max_length:
                 raise ValueError(_outside(cache, lease, length))
-        moved = self._rewind_facts(cache, leases, lengths, size)
+        moved = self._rewind_facts(cache, leases, lengths, moves, size)
         status = np.asarray(moved.status).tolist()
         for lease, length, code in zip(leases, lengths, status, strict=False):
             if code == Status.TOO_LONG:
@@ -251,12 +263,6 @@ def _require(
         kind = NoRoomError if status is Status.NO_ROOM else LeaseError
         if status is not Status.OK:
             raise kind(f"Row {lease.row} cannot be {aim}: {status.explanation}.")
-
-
-def _replays(cache: HybridCache, row: int) -> bool:
-    """Whether a row still rebuilds forms below its resume point."""
-    rebuilt = bool(np.asarray(cache.rows.since[row]).any())
-    return rebuilt and int(cache.rows.length[row]) < int(cache.rows.known[row])
 
 
 def _padded(values: Sequence[int], size: int, fill: int) -> np.ndarray:

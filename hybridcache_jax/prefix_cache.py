@@ -326,7 +326,7 @@ class PrefixCache:
 
         Args:
           cache: the cache; its memory is donated, go on from the one returned.
-          lease: the row; void afterwards, unless the row stands there already.
+          lease: the row; void afterwards.
           length: tokens that stay.
 
         Raises:

@@ -127,7 +127,11 @@ def branch(
 
 
 def rewind(
-    cache: HybridCache, rows: AnyArray, tickets: AnyArray, lengths: AnyArray
+    cache: HybridCache,
+    rows: AnyArray,
+    tickets: AnyArray,
+    lengths: AnyArray,
+    moves: AnyArray,
 ) -> Moved:
     """The rows as they stood at earlier lengths; what they ran since is let go.
 
@@ -136,8 +140,9 @@ def rewind(
     Args:
       cache: the cache.
       rows: ``[K]`` int32, no row twice.
-      tickets: ``[K]`` int32; a row gets a new one, unless it stands there already.
+      tickets: ``[K]`` int32; a row that moves gets a new one.
       lengths: ``[K]`` int32, tokens that stay.
+      moves: ``[K]`` bool, rows to rewind; of others only the lease is checked.
 
     Returns:
       Status OK, or IDLE for padding; STALE for a lease that does not hold; TOO_LONG
@@ -147,7 +152,6 @@ def rewind(
     """
     own, clock, idle = cache.rows, tick(cache.clock), cache.rows.live.shape[0]
     before = get(own.length, rows, 0)
-    moves = (rows != idle) & (before != lengths)
     moving = jnp.where(moves, rows, idle)
     lease = rowlib.check(cache, rows, tickets)
     cut, dropped = _cut(cache, moving, lengths)
@@ -164,7 +168,8 @@ def rewind(
         if RULES[pool.form].exact:
             # Of a state folded over the prefix, the one taken at exactly that length.
             taken = jnp.any((number == last[:, None] - 1) & sealed, axis=1)
-            held = held & ((lengths == 0) | (taken & ~inside))
+            stands = (lengths == 0) | (lengths == before)
+            held = held & (stands | (taken & ~inside))
         table = rowlib.let_go(
             table, dropped[index], get(own.epochs[index], moving, 0), clock
         )
@@ -188,7 +193,7 @@ def rewind(
     for wrong, code in (
         (~_granted(copies), Status.NO_ROOM),
         (moves & ~held, Status.NOT_HELD),
-        ((lengths < 0) | (lengths > before), Status.TOO_LONG),
+        (moves & ((lengths < 0) | (lengths > before)), Status.TOO_LONG),
         (lease != Status.OK, Status.STALE),
         (rows == idle, Status.IDLE),
     ):

@@ -275,7 +275,11 @@ def test_no_copy_reads_what_another_one_writes(data):
         np.array([getattr(one, n) for one in leases]) for n in ("row", "ticket")
     )
     moved = session.prefixes._branching.rewind_facts(
-        facts, rows.astype(np.int32), tickets.astype(np.int32), np.int32(lengths)
+        facts,
+        rows.astype(np.int32),
+        tickets.astype(np.int32),
+        np.int32(lengths),
+        rows >= 0,
     )
     assert set(np.asarray(moved.status).tolist()) == {Status.OK}
     targets, sources = np.asarray(moved.targets)[:, 0], np.asarray(moved.sources)[:, 0]
