@@ -7,6 +7,7 @@ shortens one form at a time: the verdict must change and the report name the for
 
 import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from hybridcache_jax.codes import Reason, Stage, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.entry import Entry
-from hybridcache_jax.forms import RULES, Form, Geometry, required
+from hybridcache_jax.forms import RULES, Form, Geometry, Remedy, required
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import (
     Chunk,
@@ -24,7 +25,7 @@ from hybridcache_jax.layers import (
     RecurrentState,
     Window,
 )
-from hybridcache_jax.matching import make_plan
+from hybridcache_jax.matching import make_cold_plan, make_plan
 from hybridcache_jax.prefix_index import NOTHING, PrefixIndex
 from hybridcache_jax.resume import Holdings, solve
 from hybridcache_jax.rollout import Key
@@ -533,6 +534,90 @@ def test_alternatives_are_cheapest_first():
     slow = store.match((*P, 7), cost=CostModel(1.0, 1.0))
     assert (slow.verdict, slow.length) == (Verdict.RESUMABLE, 4)
     assert slow.alternatives[0].verdict == Verdict.RESUMABLE
+
+
+def test_a_plan_names_what_to_load_and_what_it_costs():
+    """History away, windows lost: load blocks 1 and 2, replay from 12 - 2."""
+    spec = CacheSpec.from_layers([FULL, window(3)], block_tokens=4)
+    store = Store.of(spec, P)
+    for block in (1, 2):
+        store.tables[0].form[store.block(0, block)] = int(Form.ON_DISK_PREFIX)
+    for block in range(3):
+        store.lose(1, block)
+    prompt, byte = (*P, 7), 2.0**-7
+    plan = store.match(prompt, cost=CostModel(0.5, byte))
+    assert (plan.verdict, plan.start, plan.length) == (Verdict.NEEDS_IO, 10, 12)
+    assert [blocks.tolist() for blocks in plan.loads] == [[1, 2], []]
+    assert plan.bytes_to_load == 2 * spec.pools[0].block_bytes == 128
+    assert plan.seconds == 3 * 0.5 + 128 * byte
+    full, swa = plan.forms
+    assert (full.found, full.loadable, full.position) == (4, 8, 4)
+    assert (full.reason, full.remedy) == (Reason.IN_OUTER_TIER, Remedy.LOAD)
+    assert (swa.found, swa.loadable, swa.reason) == (0, 0, Reason.EVICTED)
+    assert (plan.history_length, plan.limiting_history) == (12, ())
+    assert plan.checkpoint_would_help
+    assert plan.checkpoint_position == 12
+    text = plan.explain()
+    for part in (
+        "resume at 12 once 2 blocks (128 B) are loaded after replaying 10..11, 3 of 13",
+        "needs positions 0..11 to resume at 12; 4 of 12 held, 8 in an outer tier",
+        "held up to 12; keeping the other forms there would have saved 2 tokens",
+        "weighed: NEEDS_IO at 12, 128 B to load, 3 tokens to run, 2.5 s",
+        "weighed: NEEDS_FULL_RECOMPUTE at 0, 13 tokens to run, 6.5 s",
+    ):
+        assert part in text, text
+    # The window's last block alone lies away.
+    store = Store.of(spec, P)
+    store.tables[1].form[store.block(1, 2)] = int(Form.ON_DISK_PREFIX)
+    plan = store.match(prompt, cost=CostModel(0.5, 0.0))
+    assert [blocks.tolist() for blocks in plan.loads] == [[], [2]]
+    assert not plan.checkpoint_would_help
+
+
+def test_a_plan_says_which_form_limits_the_history():
+    spec = CacheSpec.from_layers([*MIXTURES["v3.2"], window(3)], block_tokens=4)
+    store = Store.of(spec, P)
+    (number,) = [
+        n for n, pool in enumerate(spec.pools) if pool.form == Form.INDEXER_STATE
+    ]
+    store.lose(number, 2)
+    store.tables[0].form[store.block(0, 2)] = int(Form.ON_DISK_PREFIX)
+    plan = store.match((*P, 7))
+    assert (plan.claimed_length, plan.history_length) == (12, 8)
+    name = spec.pools[number].name
+    assert [report.pool for report in plan.limiting_history] == [name]
+    assert f"the history alone reaches 8, limited by {name}" in plan.explain()
+    assert not plan.checkpoint_would_help
+
+
+def test_a_plan_is_plain_data():
+    """Through JSON and back, for a plan of each verdict and for a cold one."""
+    spec = CacheSpec.from_layers([FULL, window(5), window(5)], block_tokens=4)
+    lost = {
+        Verdict.RESUMABLE: [],
+        Verdict.NEEDS_PARTIAL_RECOMPUTE: [(1, 0), (1, 1), (1, 2)],
+        Verdict.NEEDS_FULL_RECOMPUTE: [(0, 0)],
+    }
+    for verdict, blocks in lost.items():
+        store = Store.of(spec, P)
+        for pool, block in blocks:
+            store.lose(pool, block)
+        plan = store.match((*P, 7))
+        assert plan.verdict == verdict
+        data = plan.to_dict()
+        assert json.loads(json.dumps(data)) == data
+        assert data["loads"] == {}
+    store = Store.of(spec, P)
+    store.tables[0].form[store.block(0, 1)] = int(Form.ON_DISK_PREFIX)
+    data = store.match((*P, 7), cost=CostModel(1.0, 2.0**-10)).to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data["loads"] == {"full_kv.0": [1]}
+    assert data["bytes_to_load"] == 64
+    assert data["alternatives"][0]["seconds"] == data["seconds"] == 1 + 64 / 1024
+    cold = make_cold_plan(spec, 9, Key(ME), CostModel(0.5, 0.0))
+    data = cold.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert (data["seconds"], data["tokens_to_run"]) == (4.5, 9)
 
 
 @pytest.mark.parametrize("lost", [None, 0, 1, 2])

@@ -37,7 +37,7 @@ from hybridcache_jax.layers import (
     Window,
 )
 from hybridcache_jax.replay import replay_start
-from hybridcache_jax.resume import Holdings, solve
+from hybridcache_jax.resume import Holdings, solve, solve_batch
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.validate import boundary
 
@@ -228,19 +228,20 @@ MODELS = {
 
 @functools.cache
 def batch_of_cases(name, seed=0, size=64):
-    """Random holdings of one model, all of the same shapes."""
+    """Random holdings of one model, all of the same shapes, as keywords of solve."""
     layers = MODELS[name]
     rng = np.random.default_rng(seed)
     spec = CacheSpec.from_layers(layers, block_tokens=4)
     points = np.arange(-1, TOTAL + 1, 1, dtype=np.int32)
-    device, outer, checkpoints = [], [], None
+    device, outer, states = [], [], {"checkpoints": None, "checkpoints_away": None}
     for pool in spec.pools:
         if pool.form == Form.RECURRENT_STATE:
-            here = rng.random((size, len(points))) < 0.5
+            here = rng.random((size, len(points))) < 0.15
             device.append(here)
-            outer.append(here)
-            at = np.sort(rng.permuted(np.tile(points[2:], (size, 1)), axis=1)[:, :5])
-            checkpoints = at.astype(np.int32)
+            outer.append(here | (rng.random(here.shape) < 0.15))
+            at = rng.permuted(np.tile(points[2:], (size, 1)), axis=1)[:, :5]
+            states["checkpoints"] = np.sort(at).astype(np.int32)
+            states["checkpoints_away"] = rng.random((size, 1, 5)) < 0.5
         else:
             shape = (size, TOTAL // 4)
             lost = rng.random(shape) < 0.1
@@ -249,38 +250,43 @@ def batch_of_cases(name, seed=0, size=64):
             device.append(here)
             outer.append(np.where(loads, 4, here).astype(np.int32))
     totals = rng.integers(0, TOTAL + 3, size).astype(np.int32)
-    return spec, points, totals, Holdings(tuple(device), tuple(outer)), checkpoints
+    return spec, points, totals, Holdings(tuple(device), tuple(outer)), states
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_numpy_jit_and_vmap_give_one_answer(name):
-    spec, points, totals, holdings, checkpoints = batch_of_cases(name)
+    """And changed rates are seen without another trace."""
+    spec, points, *requests = batch_of_cases(name)
+    traced = []
 
-    def run(total, held, at):
-        return solve(spec, points_of(total), total, held, checkpoints=at, cost=FAIR)
+    @jax.jit
+    def batched(cost, totals, holdings, states):
+        traced.append("batched")
+        return solve_batch(spec, points, totals, holdings, **states, cost=cost)
 
-    def points_of(like):
-        return like.__array_namespace__().asarray(points)
+    @jax.jit
+    def single(cost, total, holdings, states):
+        traced.append("single")
+        here = jax.numpy.asarray(points)
+        return solve(spec, here, total, holdings, **states, cost=cost)
 
-    with_state = checkpoints is not None
-    batched = jax.jit(jax.vmap(run, in_axes=(0, 0, 0 if with_state else None)))
-    together = jax.tree.map(np.asarray, batched(totals, holdings, checkpoints))
-    single = jax.jit(run)
     seen = set()
-    for number, total in enumerate(totals):
-        held = jax.tree.map(lambda array, at=number: array[at], holdings)
-        at = checkpoints[number] if with_state else None
-        on_host = run(total, held, at)
-        seen.add(int(on_host.verdict))
-        answers = [jax.tree.map(lambda array, at=number: array[at], together)]
-        if number < 8:
-            answers.append(single(total, held, at))
-        for answer in answers:
-            for field in dataclasses.fields(on_host):
-                np.testing.assert_array_equal(
-                    getattr(on_host, field.name), getattr(answer, field.name)
-                )
-    assert len(seen) >= 3, "the cases are too much alike to tell anything"
+    for cost in (FAIR, FREE_LOADS):
+        together = jax.tree.map(np.asarray, batched(cost, *requests))
+        for number in range(len(requests[0])):
+            total, held, states = jax.tree.map(lambda a, at=number: a[at], requests)
+            on_host = solve(spec, points, total, held, **states, cost=cost)
+            seen.add((int(on_host.verdict), bool(on_host.start < on_host.point)))
+            answers = [jax.tree.map(lambda a, at=number: a[at], together)]
+            if number < 8:
+                answers.append(single(cost, total, held, states))
+            for answer in answers:
+                for field in dataclasses.fields(on_host):
+                    np.testing.assert_array_equal(
+                        getattr(on_host, field.name), getattr(answer, field.name)
+                    )
+    assert traced == ["batched", "single"]
+    assert len(seen) >= 4, "the cases are too much alike to tell anything"
 
 
 def tied_case(num_tokens, cost):
@@ -590,10 +596,99 @@ def test_waiting_is_weighed_against_running(cost, verdict, point):
     assert (int(solution.device_point), int(solution.anywhere_point)) == (4, 8)
 
 
-@pytest.mark.parametrize(("token", "byte"), [(0.0, 1.0), (-1.0, 0.0), (1.0, -1e-9)])
+def test_loading_the_history_and_replaying_the_window():
+    """History away, window gone everywhere: load, then replay 8 - 4 - 4 .. 7."""
+    spec = CacheSpec.from_layers([full(), window(5), window(5)], block_tokens=4)
+    gone, whole_of_it = np.zeros(4, np.int32), np.full(4, 4, np.int32)
+    here = np.array([4, 0, 0, 0], np.int32)
+    points = np.arange(0, 17, 4, dtype=np.int32)
+    holdings = Holdings((here, gone), (whole_of_it, gone))
+    solution = solve(spec, points, np.int32(17), holdings, cost=FREE_LOADS)
+    assert Verdict(int(solution.verdict)) == Verdict.NEEDS_IO
+    assert (int(solution.start), int(solution.point)) == (8, 16)
+    assert float(solution.bytes_to_load) == 3 * spec.pools[0].block_bytes
+    # 192 bytes that cost more than the 8 tokens they save: a run of the whole prompt.
+    dear = CostModel(1.0, 8.1 / 192)
+    solution = solve(spec, points, np.int32(17), holdings, cost=dear)
+    assert Verdict(int(solution.verdict)) == Verdict.NEEDS_FULL_RECOMPUTE
+    assert int(solution.load_replay_start) == 8
+
+
+def test_a_checkpoint_is_loaded_to_replay_from_it():
+    """A nearer checkpoint away against a farther one at hand: the bytes decide."""
+    spec = CacheSpec.from_layers([recurrent(), window(3)], block_tokens=4)
+    points = np.array([0, 4, 8, 12], np.int32)
+    none, gone = np.zeros(4, bool), np.zeros(3, np.int32)
+    away = np.array([False, False, True, False])
+
+    def answer(byte):
+        return solve(
+            spec,
+            points,
+            np.int32(13),
+            Holdings((none, gone), (away, gone)),
+            checkpoints=np.array([4, 8], np.int32),
+            checkpoints_away=np.array([[False, True]]),
+            cost=CostModel(1.0, byte / spec.pools[0].block_bytes),
+        )
+
+    for byte, verdict, start in [
+        (3.9, Verdict.NEEDS_IO, 8),
+        (4.1, Verdict.NEEDS_PARTIAL_RECOMPUTE, 4),
+    ]:
+        solution = answer(byte)
+        assert Verdict(int(solution.verdict)) == verdict
+        assert (int(solution.start), int(solution.point)) == (start, 12)
+
+
+def test_checkpoints_away_need_an_outer_tier():
+    spec = CacheSpec.from_layers([recurrent()], block_tokens=4)
+    with pytest.raises(ValueError, match="lie in an outer tier"):
+        solve(
+            spec,
+            np.array([0, 4], np.int32),
+            np.int32(9),
+            Holdings((np.array([False, False]),)),
+            checkpoints=np.array([4], np.int32),
+            checkpoints_away=np.array([[True]]),
+        )
+
+
+@pytest.mark.parametrize(
+    ("token", "byte"),
+    [(0.0, 1.0), (-1.0, 0.0), (1.0, -1e-9), (float("nan"), 0.0), (1.0, float("inf"))],
+)
 def test_costs_are_checked(token, byte):
     with pytest.raises(ValueError, match="seconds_per_token > 0"):
         CostModel(token, byte)
+
+
+def test_measurements_fold_into_the_rates():
+    """An exponential moving average; the model before it stays as it was."""
+    cost = CostModel(1.0, 0.5)
+    after = cost.after_run(100, 50.0).after_run(10, 20.0, weight=0.5)
+    assert after.seconds_per_token == pytest.approx(((0.8 + 0.2 * 0.5) + 2.0) / 2)
+    assert (after.seconds_per_byte, cost) == (0.5, CostModel(1.0, 0.5))
+    loaded = cost.after_load(8, 0.0).after_load(4, 1.0, weight=1.0)
+    assert (loaded.seconds_per_token, loaded.seconds_per_byte) == (1.0, 0.25)
+    steady = cost
+    for _ in range(60):
+        steady = steady.after_run(1000, 3.0)
+    assert steady.seconds_per_token == pytest.approx(0.003, rel=1e-2)
+    assert steady.seconds(1000, 2) == pytest.approx(1000 * 0.003 + 1.0, rel=1e-2)
+    # Device scalars of a transformed model are as good.
+    on_device = jax.jit(lambda model: model)(cost)
+    assert on_device.after_load(1, 0.5).seconds_per_byte == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("amount", "seconds", "weight"),
+    [(0, 1.0, 0.2), (1, -1.0, 0.2), (1, float("nan"), 0.2), (1, 1.0, 0.0), (1, 1.0, 2)],
+)
+def test_measurements_are_checked(amount, seconds, weight):
+    for fold in (CostModel().after_run, CostModel().after_load):
+        with pytest.raises(ValueError, match="amount >= 1"):
+            fold(amount, seconds, weight=weight)
 
 
 def test_every_window_size_at_every_offset():
