@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.append import StepInputs as StepInputs
     from hybridcache_jax.capacity import CapacityPlan as CapacityPlan
     from hybridcache_jax.capacity import plan_capacity as plan_capacity
+    from hybridcache_jax.codes import Provenance as Provenance
     from hybridcache_jax.codes import Reason as Reason
     from hybridcache_jax.codes import Status as Status
     from hybridcache_jax.codes import Verdict as Verdict
@@ -69,6 +70,7 @@ _HOME = {
     "NoRoomError": "errors",
     "Plane": "entry",
     "PrefixCache": "prefix_cache",
+    "Provenance": "codes",
     "PrometheusRegistry": "observe",
     "Reason": "codes",
     "RecurrentState": "layers",

@@ -260,6 +260,9 @@ def _reserve(
             want.reshape(-1),
             form=pool.form,
             version=jnp.broadcast_to(view.version[:, None], want.shape).reshape(-1),
+            provenance=jnp.broadcast_to(view.provenance[:, None], want.shape).reshape(
+                -1
+            ),
             first=(number * pool.block_tokens).reshape(-1),
             clock=cache.clock,
         )

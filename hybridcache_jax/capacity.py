@@ -166,12 +166,12 @@ class CapacityPlan:
     def overhead_bytes(self) -> int:
         """Bytes of state tables, row tables and the host's index."""
         pools = len(self.blocks)
-        # Per block eight int32 and the keep mark; per pool `num_free`; clock and stamp.
-        tables = sum(self.blocks) * (8 * _INT32 + 1) + (pools + 2) * _INT32
+        # Per block nine int32 and the keep mark; per pool `num_free`; clock and stamp.
+        tables = sum(self.blocks) * (9 * _INT32 + 1) + (pools + 2) * _INT32
         columns = sum(self.columns(pool) for pool in range(pools))
         # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
-        # version, length and `known`, the token log, and whether it is live.
-        row = (2 * columns + 2 * pools + 4 + self.max_length) * _INT32 + 1
+        # version, provenance, length and `known`, the token log, whether it is live.
+        row = (2 * columns + 2 * pools + 5 + self.max_length) * _INT32 + 1
         # Per token its id, and an id and an epoch for each pool's block, held or not.
         claims = sum(self.index_tokens // p.block_tokens for p in self.spec.pools)
         index = (self.index_tokens + 2 * claims) * _INT32

@@ -43,6 +43,16 @@ class Status(enum.IntEnum):
         return _STATUS_TEXT[self]
 
 
+class Provenance(enum.IntEnum):
+    """Whether what a block or a row holds is what a cold run would have made.
+
+    A higher code is worth less: a reader accepts its own and those below.
+    """
+
+    EXACT = 0
+    APPROXIMATE = 1
+
+
 class Verdict(enum.IntEnum):
     """Whether a prefix can be resumed now."""
 
@@ -75,6 +85,7 @@ class Reason(enum.IntEnum):
     NOT_SEALED = 33
     IN_OUTER_TIER = 34
     NOT_RETAINED = 35
+    APPROXIMATE = 36
     # Layer 4, alignment.
     MISALIGNED = 40
 
@@ -129,5 +140,6 @@ _REASON_TEXT = {
     Reason.NOT_SEALED: "the block is not finished",
     Reason.IN_OUTER_TIER: "the block lies in an outer tier and must be loaded",
     Reason.NOT_RETAINED: "no block was kept for these positions",
+    Reason.APPROXIMATE: "the block comes from an approximate replay",
     Reason.MISALIGNED: "the block's address or length breaks the backend's rules",
 }

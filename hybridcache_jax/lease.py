@@ -88,6 +88,7 @@ class Admission:
 
     row: AnyArray  # [] int32
     version: AnyArray  # [] int32
+    provenance: AnyArray  # [] int32
     start: AnyArray  # [] int32, first position to run
     known: AnyArray  # [] int32, resume point: ids below it are given
     tokens: AnyArray  # [N] int32, those ids, zeros behind
@@ -169,6 +170,7 @@ def admission(
     return Admission(
         row=np.array(row, np.int32),
         version=np.array(version, np.int32),
+        provenance=np.array(plan.provenance, np.int32),
         start=np.array(plan.start, np.int32),
         known=np.array(plan.length, np.int32),
         tokens=tokens,
@@ -205,6 +207,7 @@ def admit(
         live=table.live.at[row].set(True),
         ticket=table.ticket.at[row].set(ticket),
         version=table.version.at[row].set(admission.version),
+        provenance=table.provenance.at[row].set(admission.provenance),
         length=table.length.at[row].set(admission.start),
         known=table.known.at[row].set(admission.known),
         tokens=table.tokens.at[row].set(admission.tokens),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from hybridcache_jax._indexing import add, get, put
 from hybridcache_jax._typing import AnyArray
-from hybridcache_jax.codes import Stage
+from hybridcache_jax.codes import Provenance, Stage
 from hybridcache_jax.forms import Form
 from hybridcache_jax.state import StateTable
 
@@ -45,6 +45,7 @@ def allocate(
     *,
     form: Form,
     version: jax.Array,
+    provenance: jax.Array,
     first: jax.Array,
     clock: jax.Array,
 ) -> tuple[StateTable, jax.Array]:
@@ -56,6 +57,7 @@ def allocate(
         ``num_free`` suffices; places beyond it get none.
       form: label of the pool.
       version: ``[K]`` int32, identity that will write.
+      provenance: ``[K]`` int32, ``codes.Provenance`` of the row that will write.
       first: ``[K]`` int32, first token position of the block.
       clock: ``[]`` int32.
 
@@ -71,6 +73,7 @@ def allocate(
         stage=put(table.stage, ids, Stage.WRITING),
         form=put(table.form, ids, form),
         version=put(table.version, ids, version),
+        provenance=put(table.provenance, ids, provenance),
         epoch=add(table.epoch, ids, 1),
         pins=put(table.pins, ids, 1),
         first=put(table.first, ids, first),
@@ -87,17 +90,21 @@ def seal(table: StateTable, ids: jax.Array) -> StateTable:
     )
 
 
-def reopen(table: StateTable, ids: jax.Array, clock: jax.Array) -> StateTable:
+def reopen(
+    table: StateTable, ids: jax.Array, provenance: jax.Array, clock: jax.Array
+) -> StateTable:
     """``SEALED -> WRITING``, new epoch, for a row that writes its own block again.
 
     Args:
       table: facts of the pool.
       ids: ``[K]`` int32, blocks with one pin that no stored prefix holds.
+      provenance: ``[K]`` int32, ``codes.Provenance`` of the row that will write.
       clock: ``[]`` int32.
     """
     return dataclasses.replace(
         table,
         stage=put(table.stage, ids, Stage.WRITING),
+        provenance=put(table.provenance, ids, provenance),
         epoch=add(table.epoch, ids, 1),
         used=put(table.used, ids, clock),
     )
@@ -150,6 +157,7 @@ def free(table: StateTable, ids: jax.Array) -> StateTable:
         table,
         stage=put(table.stage, ids, Stage.FREE),
         form=put(table.form, ids, Form.NONE),
+        provenance=put(table.provenance, ids, Provenance.EXACT),
         epoch=add(table.epoch, ids, 1),
         pins=put(table.pins, ids, 0),
         kept=put(table.kept, ids, False),

@@ -7,7 +7,7 @@ legal, do facts and claims agree, what does every form require, what is cheapest
 import jax
 import numpy as np
 
-from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.codes import Provenance, Reason, Verdict
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
@@ -49,7 +49,7 @@ def make_plan(
     shared = key.reason == Reason.OK
     claims = index.lookup(key, tokens, contents) if shared else no_claims(spec)
     reasons = [
-        _claim_reasons(pool, table, ids, seen, version)
+        _claim_reasons(pool, table, ids, seen, version, key.provenance)
         for pool, table, ids, seen in zip(
             spec.pools, tables, claims.blocks, claims.epochs, strict=True
         )
@@ -126,12 +126,18 @@ def snapshot(cache: HybridCache) -> tuple[StateTable, ...]:
 
 
 def _claim_reasons(
-    pool: PoolSpec, table: StateTable, ids: np.ndarray, epochs: np.ndarray, version: int
+    pool: PoolSpec,
+    table: StateTable,
+    ids: np.ndarray,
+    epochs: np.ndarray,
+    version: int,
+    provenance: Provenance,
 ) -> np.ndarray:
     """``[N]`` int32 reasons of one pool's claims, all OK in the common case."""
     claim = {
         "form": pool.form,
         "version": np.int32(version),
+        "provenance": np.int32(provenance),
         "first": np.arange(len(ids), dtype=np.int32) * np.int32(pool.block_tokens),
     }
     good = readable(table, ids, epochs, **claim)
@@ -309,7 +315,7 @@ def _reason(
     others = [
         (index.lookup(other, tokens, contents).length, other.identity)
         for other in index.stored_keys()
-        if _readers(other) == _readers(key) and other != key
+        if _readers(other) == _readers(key) and other.identity != key.identity
     ]
     length, other = max(others, key=lambda pair: pair[0], default=(0, key.identity))
     if length > 0:
@@ -319,4 +325,4 @@ def _reason(
 
 def _readers(key: Key) -> tuple:
     """Those who may find what is stored under a key, whoever the producer is."""
-    return key.scope, key.owner, key.identity.namespace
+    return key.scope, key.owner, key.identity.namespace, key.provenance

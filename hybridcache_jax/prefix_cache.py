@@ -6,7 +6,7 @@ value of the line is accepted.  Methods are called between compiled steps, from 
 thread.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from hybridcache_jax import eviction, lifecycle
 from hybridcache_jax import lease as leaselib
 from hybridcache_jax import rows as rowlib
 from hybridcache_jax._typing import TokenIds
+from hybridcache_jax.approximate import bounded, marked
 from hybridcache_jax.branching import Branching
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
@@ -97,6 +98,14 @@ class PrefixCache:
         """Tokens that the index claims, shared parts counted once."""
         return self._index.stored_tokens
 
+    def claims(self) -> Iterator[tuple[Key, int, np.ndarray, np.ndarray]]:
+        """All claims, true or not, for audits.
+
+        Yields:
+          Key, number of the pool, ids ``[n]`` int32 and epochs ``[n]`` int32.
+        """
+        return self._index.claims()
+
     def scope(self, identity: Identity) -> Scope:
         """The reuse scope of a producer at this moment, whatever its namespace."""
         return self._rollout.scope(identity)
@@ -128,7 +137,8 @@ class PrefixCache:
           plan: any plan of the request.
         """
         if plan.key.scope == Scope.REQUEST:
-            self._index.drop(lambda key: key == plan.key)
+            gone = (plan.key, marked(plan).key)
+            self._index.drop(lambda key: key in gone)
 
     def match(
         self,
@@ -139,6 +149,7 @@ class PrefixCache:
         request: str = "",
         session: str = "",
         contents: Iterable[Span] = (),
+        approximate_replay: int | None = None,
     ) -> ResumePlan:
         """Says where a prompt can be resumed now.  Changes nothing.
 
@@ -152,14 +163,17 @@ class PrefixCache:
             equal prefixes have equal tokens and equal ids.  An id, bytes, str or int of
             any size, names everything that decides what its tokens leave: the picture,
             how it was resized, what encoded it.
+          approximate_replay: allows a replay of so few tokens where the exact one is
+            longer, and prefixes that came of such replays (:mod:`approximate`).  If it
+            saves tokens the plan's ``provenance`` is ``APPROXIMATE``.
 
         Returns:
           The plan; hand it to :meth:`acquire`.
 
         Raises:
           ValueError: if the tokens are no flat sequence of int32 integers, or more
-            than the plan's ``max_length``, or the contents are no disjoint spans of
-            them.
+            than the plan's ``max_length``; if the contents are no disjoint spans of
+            them; or for an approximate replay below 1.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
@@ -169,19 +183,45 @@ class PrefixCache:
                 f"The prompt has {len(ids)} tokens, the plan allows "
                 f"{self.plan.max_length}; shorten it or plan a larger max_length."
             )
+        if approximate_replay is not None and approximate_replay < 1:
+            raise ValueError(
+                f"approximate_replay must be >= 1 token, got {approximate_replay}; "
+                "None asks for exact plans only."
+            )
         key = self._rollout.key(identity, request=request, session=session)
-        plan = make_plan(
+        tables, known = snapshot(cache), Contents.of(contents, len(ids))
+        plan = self._solved(tables, ids, key, known)
+        if approximate_replay is not None:
+            version = self._versions.get(key.identity, _UNKNOWN)
+            other = self._solved(tables, ids, marked(plan).key, known)
+            shorter = (
+                bounded(
+                    self.plan.spec, tables, way, version, approximate_replay, self.cost
+                )
+                for way in (plan, other)
+            )
+            # The first of equals: the exact one.
+            plan = max((plan, *shorter), key=lambda way: way.start)
+        self._watch.matched(plan)
+        return plan
+
+    def _solved(
+        self,
+        tables: tuple[StateTable, ...],
+        ids: np.ndarray,
+        key: Key,
+        contents: Contents,
+    ) -> ResumePlan:
+        return make_plan(
             self.plan.spec,
-            snapshot(cache),
+            tables,
             self._index,
             ids,
             key,
             self._versions.get(key.identity, _UNKNOWN),
             self.cost,
-            Contents.of(contents, len(ids)),
+            contents,
         )
-        self._watch.matched(plan)
-        return plan
 
     def cold_plan(
         self,
@@ -548,6 +588,11 @@ class PrefixCache:
                 "Match and acquire again."
             )
         key, contents, tables = lease.plan.key, lease.plan.contents, snapshot(cache)
+        if int(view.provenance[0]) > key.provenance:
+            raise LeaseError(
+                f"Row {lease.row} is approximate and its lease says exact; nothing was "
+                "published. Publish it by the lease it was admitted with."
+            )
         ids = log[0, : int(view.length[0])]
         ids = ids[: self._index.storable(ids, contents)]
         offer = collect(self.plan, view, ids, lease.plan, tables, finished=finished)
@@ -607,7 +652,13 @@ class PrefixCache:
         def holds(number, ids, epochs, first):
             form = self.plan.spec.pools[number].form
             reason = facts(
-                tables[number], ids, epochs, form=form, version=version, first=first
+                tables[number],
+                ids,
+                epochs,
+                form=form,
+                version=version,
+                first=first,
+                provenance=np.int32(key.provenance),
             )
             return (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
 

@@ -110,6 +110,16 @@ class PrefixIndex:
         """Keys under which something is claimed."""
         return tuple(self._roots)
 
+    def claims(self) -> Iterator[tuple[Key, int, np.ndarray, np.ndarray]]:
+        """Everything that is claimed, as it is kept: key, pool, ids and epochs."""
+        for key, root in self._roots.items():
+            stack = list(root.values())
+            while stack:
+                node = stack.pop()
+                stack.extend(node.children.values())
+                for pool, ids in enumerate(node.blocks):
+                    yield key, pool, ids, node.epochs[pool]
+
     def drop(self, doomed: Callable[[Key], bool]) -> None:
         """Takes back every claim of some keys; their blocks become dead weight."""
         self._roots = {k: root for k, root in self._roots.items() if not doomed(k)}

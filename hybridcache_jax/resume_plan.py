@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hybridcache_jax.capacity import format_bytes
-from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.codes import Provenance, Reason, Verdict
 from hybridcache_jax.contents import ContentId, Contents
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
@@ -111,6 +111,11 @@ class ResumePlan:
         return self.key.identity
 
     @property
+    def provenance(self) -> Provenance:
+        """Whether the row will hold what a cold run would have made."""
+        return self.key.provenance
+
+    @property
     def tokens_to_run(self) -> int:
         """Positions to run before the first new token, the replay included."""
         return self.num_tokens - self.start
@@ -166,6 +171,11 @@ class ResumePlan:
             if self.changed:
                 because += f" (differs in: {', '.join(self.changed)})"
             lines.append(f"  why: {because}")
+        if self.provenance != Provenance.EXACT:
+            lines.append(
+                "  APPROXIMATE: the replay is shorter than the exact one, or what it "
+                "reads came from such a one; no exact reader will meet the result"
+            )
         lines += [self._about(report) for report in self.forms]
         if self.replay_reaches_start:
             lines.append("  an exact replay would have to start at position 0")
@@ -202,6 +212,7 @@ class ResumePlan:
         """The same as JSON-ready data."""
         return {
             "verdict": self.verdict.name,
+            "provenance": self.provenance.name,
             "length": self.length,
             "start": self.start,
             "num_tokens": self.num_tokens,

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hybridcache_jax.codes import Reason
+from hybridcache_jax.codes import Provenance, Reason
 from hybridcache_jax.identity import Identity
 
 
@@ -55,12 +55,15 @@ class Key:
       owner: the request's or the session's id where the scope asks for one.
       generation: changes of the producer's scope so far, so that nothing stored
         before one is found after it.
+      provenance: what is kept under it at worst; the exact and the approximate have
+        keys of their own.
     """
 
     identity: Identity
     scope: Scope = Scope.NAMESPACE
     owner: str = ""
     generation: int = 0
+    provenance: Provenance = Provenance.EXACT
 
     @property
     def reason(self) -> Reason:

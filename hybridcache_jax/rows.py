@@ -30,6 +30,7 @@ class RowView:
     live: jax.Array  # [B] bool
     ticket: jax.Array  # [B] int32
     version: jax.Array  # [B] int32
+    provenance: jax.Array  # [B] int32
     length: jax.Array  # [B] int32
     since: jax.Array  # [B, G] int32
     held: jax.Array  # [B, G] int32
@@ -48,6 +49,7 @@ def gather(cache: HybridCache, rows: AnyArray) -> RowView:
         live=take(table.live, False),
         ticket=take(table.ticket, -1),
         version=take(table.version, -1),
+        provenance=take(table.provenance, 0),
         length=take(table.length, 0),
         since=take(table.since, 0),
         held=take(table.held, 0),
@@ -129,6 +131,7 @@ def check(cache: HybridCache, rows: AnyArray, tickets: AnyArray) -> jax.Array:
             view.epochs[index],
             form=pool.form,
             version=view.version[:, None],
+            provenance=view.provenance[:, None],
             first=number * size,
             writable=True,
         )
@@ -157,6 +160,7 @@ def clear(table: RowTable, row: jax.Array, plan) -> RowTable:
         table,
         live=table.live.at[row].set(False),
         ticket=table.ticket.at[row].add(1),
+        provenance=table.provenance.at[row].set(0),
         length=table.length.at[row].set(0),
         known=table.known.at[row].set(0),
         since=table.since.at[row].set(0),

@@ -100,7 +100,11 @@ def branch(
         )
         current = (number == ((length - 1) // pool.block_tokens)[:, None]) & unfinished
         copied = _copied(
-            table, pool.form, _the_one(ids, current, nothing[index]), clock
+            table,
+            pool.form,
+            _the_one(ids, current, nothing[index]),
+            start.provenance,
+            clock,
         )
         ids = jnp.where(current, copied.target[:, None], shared)
         seen = jnp.where(unfinished, 0, seen)
@@ -110,10 +114,10 @@ def branch(
         epochs.append(put(kept.epochs[index], children, seen))
         copies.append(copied)
     new = get(kept.ticket, children, 0) + 1
-    same = ("live", "version", "length", "since", "held", "known", "tokens")
+    same = ("live", "version", "provenance", "length", "since", "held", "known")
     changes = {
         name: put(getattr(kept, name), children, get(getattr(own, name), parent, 0))
-        for name in same
+        for name in (*same, "tokens")
     }
     after = dataclasses.replace(
         kept,
@@ -175,7 +179,13 @@ def rewind(
         )
         # The block that the next token is written to, if it was finished.
         again = (number == last[:, None]) & inside[:, None] & sealed
-        copied = _written_again(table, pool.form, _the_one(ids, again, nothing), clock)
+        copied = _written_again(
+            table,
+            pool.form,
+            _the_one(ids, again, nothing),
+            get(own.provenance, moving, 0),
+            clock,
+        )
         ids = jnp.where(again, copied.target[:, None], ids)
         seen = jnp.where(again, copied.epoch[:, None], seen)
         tables.append(copied.table)
@@ -229,14 +239,21 @@ class _Copied:
     epoch: jax.Array  # [N] int32
 
 
-def _copied(table: StateTable, form: Form, ids: jax.Array, clock: jax.Array) -> _Copied:
-    """Hands out a block like each of ``ids`` (``[N]``), to be written."""
+def _copied(
+    table: StateTable,
+    form: Form,
+    ids: jax.Array,
+    provenance: jax.Array,
+    clock: jax.Array,
+) -> _Copied:
+    """Hands out a block like each of ``ids``, all ``[N]``, for its row to write."""
     wanted = ids < table.stage.shape[0]
     after, target = lifecycle.allocate(
         table,
         wanted,
         form=form,
         version=get(table.version, ids, 0),
+        provenance=provenance,
         first=get(table.first, ids, 0),
         clock=clock,
     )
@@ -244,7 +261,11 @@ def _copied(table: StateTable, form: Form, ids: jax.Array, clock: jax.Array) -> 
 
 
 def _written_again(
-    table: StateTable, form: Form, ids: jax.Array, clock: jax.Array
+    table: StateTable,
+    form: Form,
+    ids: jax.Array,
+    provenance: jax.Array,
+    clock: jax.Array,
 ) -> _Copied:
     """Gives each row a block to write instead of the finished one in ``ids`` (``[N]``).
 
@@ -259,8 +280,9 @@ def _written_again(
     stays = alone & first
     others = jnp.where(stays, size, ids)
     table = lifecycle.unpin(table, others, clock)
-    table = lifecycle.reopen(table, jnp.where(stays, ids, size), clock)
-    copied = _copied(table, form, others, clock)
+    again = jnp.where(stays, ids, size)
+    table = lifecycle.reopen(table, again, provenance, clock)
+    copied = _copied(table, form, others, provenance, clock)
     target = jnp.where(stays, ids, copied.target)
     epoch = get(copied.table.epoch, target, 0)
     return dataclasses.replace(copied, target=target, epoch=epoch)

@@ -30,12 +30,14 @@ class StateTable:
 
     Every transition of :mod:`hybridcache_jax.lifecycle` keeps these true: a block
     is on the free stack exactly when its stage is FREE; FREE blocks have no form,
-    pins or keep mark; ``epoch`` grows whenever a block is handed out or evicted.
+    pins or keep mark, and are EXACT; ``epoch`` grows whenever a block is handed out or
+    evicted.
     """
 
     stage: jax.Array  # [P] int32, codes.Stage
     form: jax.Array  # [P] int32, forms.Form; NONE while free
     version: jax.Array  # [P] int32, id of the identity that wrote it
+    provenance: jax.Array  # [P] int32, codes.Provenance; EXACT while free
     epoch: jax.Array  # [P] int32
     pins: jax.Array  # [P] int32, rows that refer to it
     kept: jax.Array  # [P] bool, a stored prefix holds it
@@ -53,6 +55,7 @@ class RowTable:
     live: jax.Array  # [R] bool
     ticket: jax.Array  # [R] int32, grows whenever the row is handed out or let go
     version: jax.Array  # [R] int32, id of the identity that writes
+    provenance: jax.Array  # [R] int32, codes.Provenance of what it writes
     length: jax.Array  # [R] int32, tokens consumed = next position to run
     since: jax.Array  # [R, G] int32, first position whose entries count
     held: jax.Array  # [R, G] int32, entries below were held at admission
@@ -115,6 +118,7 @@ def init(plan: CapacityPlan) -> HybridCache:
             live=jnp.zeros(rows, bool),
             ticket=_zeros(rows),
             version=_zeros(rows),
+            provenance=_zeros(rows),
             length=_zeros(rows),
             since=_zeros((rows, groups)),
             held=_zeros((rows, groups)),
@@ -137,6 +141,7 @@ def _empty_table(count: int) -> StateTable:
         stage=jnp.full(count, int(Stage.FREE), jnp.int32),
         form=_zeros(count),
         version=_zeros(count),
+        provenance=_zeros(count),
         epoch=_zeros(count),
         pins=_zeros(count),
         kept=jnp.zeros(count, bool),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hybridcache_jax._typing import Array
-from hybridcache_jax.codes import Reason, Stage
+from hybridcache_jax.codes import Provenance, Reason, Stage
 from hybridcache_jax.entry import element_bits, named_dtype
 from hybridcache_jax.forms import RULES, Form, Read, required
 from hybridcache_jax.spec import CacheSpec, Part, PoolSpec
@@ -110,6 +110,7 @@ def facts(
     form: Form,
     version: Array,
     first: Array,
+    provenance: Array | int = Provenance.EXACT,
     writable: bool = False,
 ) -> Array:
     """Layer 3, first half: does each claimed block still hold what was claimed?
@@ -121,6 +122,7 @@ def facts(
       form: label they must carry.
       version: int32, broadcastable: identity that must have written them.
       first: ``[...]`` int32 first token position they must hold.
+      provenance: int32, broadcastable: the least ``codes.Provenance`` that counts.
       writable: whether a block still being written counts, as it does for the row
         that writes it.
 
@@ -130,7 +132,7 @@ def facts(
     """
     xp = ids.__array_namespace__()
     reason = xp.zeros(ids.shape, xp.int32)
-    tests = _conditions(table, ids, epochs, form, version, first, writable)
+    tests = _conditions(table, ids, epochs, form, version, first, provenance, writable)
     for code, holds in reversed(tests):
         reason = xp.where(holds, reason, xp.int32(code))
     return reason
@@ -144,6 +146,7 @@ def readable(
     form: Form,
     version: Array,
     first: Array,
+    provenance: Array | int = Provenance.EXACT,
     writable: bool = False,
 ) -> Array:
     """``facts(...) == Reason.OK``, without finding out why not.
@@ -151,12 +154,13 @@ def readable(
     Args and returns: as :func:`facts`, but ``[...]`` bool.
     """
     good = True
-    for _, holds in _conditions(table, ids, epochs, form, version, first, writable):
+    tests = _conditions(table, ids, epochs, form, version, first, provenance, writable)
+    for _, holds in tests:
         good = holds & good
     return good
 
 
-def _conditions(table, ids, epochs, form, version, first, writable):
+def _conditions(table, ids, epochs, form, version, first, provenance, writable):
     """What a claim must meet, each with the reason that names its failure."""
     xp = ids.__array_namespace__()
 
@@ -174,6 +178,7 @@ def _conditions(table, ids, epochs, form, version, first, writable):
         (Reason.NOT_RETAINED, (ids >= 0) & (ids < table.stage.shape[0])),
         (Reason.EVICTED, look(table.epoch) == epochs),
         (Reason.VERSION_CHANGED, look(table.version) == version),
+        (Reason.APPROXIMATE, look(table.provenance) <= provenance),
         (Reason.WRONG_FORM, ((label == form) | outer) & (look(table.first) == first)),
         (Reason.IN_OUTER_TIER, ~outer | (stage == Stage.QUARANTINED)),
         (Reason.NOT_SEALED, done),

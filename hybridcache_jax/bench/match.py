@@ -100,6 +100,7 @@ def _store(spec, tables, index, key, tokens) -> None:
             jnp.ones(len(first), bool),
             form=pool.form,
             version=jnp.ones(len(first), jnp.int32),
+            provenance=jnp.zeros(len(first), jnp.int32),
             first=jnp.asarray(first),
             clock=jnp.int32(0),
         )

@@ -7,9 +7,10 @@ A first-token check proves nothing about a resumed sequence, so audits compare
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.codes import Stage
+from hybridcache_jax.codes import Provenance, Stage
 from hybridcache_jax.entry import Plane, element_bits, named_dtype
 from hybridcache_jax.forms import Form, required
+from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.rows import block_numbers
 from hybridcache_jax.state import HybridCache, StateTable
 
@@ -78,8 +79,9 @@ def violations(cache: HybridCache) -> list[str]:
     """Laws of the state that a cache breaks; empty for a sound one.
 
     Accounting (every block is exactly one of free, evictable, pinned, writing or
-    moving), separation of forms, the free stack, and the pins: as many as rows refer
-    to a block.
+    moving), separation of forms, the free stack, the pins: as many as rows refer to a
+    block, and provenance: an exact row refers to nothing approximate, and what an
+    approximate row writes is marked.
     """
     found = []
     for index, (pool, table) in enumerate(
@@ -90,13 +92,14 @@ def violations(cache: HybridCache) -> list[str]:
             f"{pool.name}: {law}"
             for law in _table_laws(facts, int(table.num_free), pool.form)
         ]
+        found += [f"{pool.name}: {law}" for law in _provenance_laws(cache, index)]
         pins = _references(cache, index, cache.plan)
         if not np.array_equal(pins, facts["pins"]):
             found.append(f"{pool.name}: pins differ from the rows' references")
     return found
 
 
-_COLUMNS = ("stage", "form", "epoch", "pins", "kept", "first", "free")
+_COLUMNS = ("stage", "form", "provenance", "epoch", "pins", "kept", "first", "free")
 
 
 def _table_laws(facts: dict[str, np.ndarray], num_free: int, form: Form):
@@ -108,6 +111,8 @@ def _table_laws(facts: dict[str, np.ndarray], num_free: int, form: Form):
         yield "a free block has a label or a pin"
     if facts["kept"][free].any() or (facts["first"][free] != -1).any():
         yield "a free block is marked as kept or has a position"
+    if facts["provenance"][free].any():
+        yield "a free block is marked as approximate"
     if (facts["form"][~free] != form).any():
         yield "a block in use carries the label of another form"
     if (facts["pins"] < 0).any() or (facts["epoch"] < 0).any():
@@ -115,6 +120,41 @@ def _table_laws(facts: dict[str, np.ndarray], num_free: int, form: Form):
     idle = ~free & (facts["pins"] == 0) & ~facts["kept"]
     if idle.any():
         yield "a block is in use but held by nobody"
+
+
+def _provenance_laws(cache: HybridCache, index: int):
+    table, rows = cache.tables[index], cache.rows
+    grade, stage = np.asarray(table.provenance), np.asarray(table.stage)
+    epoch = np.asarray(table.epoch)
+    for row in np.flatnonzero(np.asarray(rows.live)):
+        ids = np.asarray(rows.blocks[index])[row]
+        seen = np.asarray(rows.epochs[index])[row]
+        mine = ids[ids < len(grade)]
+        mine = mine[epoch[mine] == seen[ids < len(grade)]]
+        if (grade[mine] > int(rows.provenance[row])).any():
+            yield "an exact row refers to an approximate block"
+        written = mine[stage[mine] == Stage.WRITING]
+        if (grade[written] != int(rows.provenance[row])).any():
+            yield "a block is not marked like the row that writes it"
+
+
+def exact_claims(cache: HybridCache, prefixes: PrefixCache) -> list[str]:
+    """Where an exact key claims an approximate block; empty for a sound cache.
+
+    Args:
+      cache: the newest value.
+      prefixes: the claims about it.
+    """
+    found = []
+    for key, pool, ids, epochs in prefixes.claims():
+        table = cache.tables[pool]
+        grade, epoch = np.asarray(table.provenance), np.asarray(table.epoch)
+        real = ids < len(grade)
+        now = ids[real][epoch[ids[real]] == epochs[real]]
+        if key.provenance == Provenance.EXACT and grade[now].any():
+            name = cache.plan.spec.pools[pool].name
+            found.append(f"{name}: an approximate block is kept under an exact key")
+    return found
 
 
 def _references(cache: HybridCache, index: int, plan: CapacityPlan) -> np.ndarray:

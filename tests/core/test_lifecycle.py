@@ -54,6 +54,7 @@ class Block:
     stage: Stage = Stage.FREE
     form: Form = Form.NONE
     version: int = 0
+    provenance: int = 0
     epoch: int = 0
     pins: int = 0
     kept: bool = False
@@ -62,7 +63,7 @@ class Block:
 
     def free(self):
         self.stage, self.form, self.first = Stage.FREE, Form.NONE, -1
-        self.pins, self.kept = 0, False
+        self.pins, self.kept, self.provenance = 0, False, 0
         self.epoch += 1
 
     @property
@@ -114,6 +115,7 @@ def check(table: StateTable, model: Model):
     for number, block in enumerate(model.blocks):
         if block.stage != Stage.FREE:
             assert int(table.version[number]) == block.version
+            assert int(table.provenance[number]) == block.provenance
             assert int(table.used[number]) == block.used
     free = np.asarray(table.free)[: int(table.num_free)].tolist()
     assert len(set(free)) == len(free), "a block lies on the free stack twice"
@@ -177,7 +179,10 @@ def step(table, model, name, numbers, amount):
         first = np.arange(WIDTH, dtype=np.int32) + amount
         version = np.arange(WIDTH, dtype=np.int32) + 10 * amount
         before = {n for n, block in enumerate(blocks) if block.stage == Stage.FREE}
-        table, ids = allocate(table, want, version=version, first=first, clock=clock)
+        grade = version % 2
+        table, ids = allocate(
+            table, want, version=version, provenance=grade, first=first, clock=clock
+        )
         ids = np.asarray(ids).tolist()
         served = [place for place in range(WIDTH) if ids[place] != SIZE]
         # Leading places are served first; nobody else gets anything.
@@ -190,6 +195,7 @@ def step(table, model, name, numbers, amount):
             block.stage, block.form = Stage.WRITING, Form.SWA_WINDOW
             block.pins, block.kept = 1, False
             block.version, block.first = int(version[place]), int(first[place])
+            block.provenance = int(grade[place])
             block.epoch += 1
             block.used = model.clock
     elif name == "seal":
@@ -339,13 +345,13 @@ def freed(table: StateTable, count: int) -> list[int]:
 def test_a_fresh_pool_hands_out_its_blocks_in_order():
     table = empty()
     want = np.ones(WIDTH, bool)
-    zeros = np.zeros(WIDTH, np.int32)
-    table, ids = allocate(table, want, version=zeros, first=zeros, clock=1)
+    zeros = dict.fromkeys(("version", "provenance", "first"), np.zeros(WIDTH, np.int32))
+    table, ids = allocate(table, want, **zeros, clock=1)
     assert ids.tolist() == [0, 1, 2, 3]
-    table, ids = allocate(table, want, version=zeros, first=zeros, clock=1)
+    table, ids = allocate(table, want, **zeros, clock=1)
     assert ids.tolist() == [4, 5, SIZE, SIZE]
     assert int(table.num_free) == 0
-    table, ids = allocate(table, want, version=zeros, first=zeros, clock=1)
+    table, ids = allocate(table, want, **zeros, clock=1)
     assert ids.tolist() == [SIZE] * WIDTH
     assert int(table.num_free) == 0
 
@@ -430,7 +436,9 @@ def test_freeing_clears_the_label_and_moves_the_epoch():
     assert not bool(after.kept[0])
     zeros = np.zeros(WIDTH, np.int32)
     want = np.arange(WIDTH) == 0
-    again, ids = allocate(after, want, version=zeros + 2, first=zeros, clock=3)
+    again, ids = allocate(
+        after, want, version=zeros + 2, provenance=zeros, first=zeros, clock=3
+    )
     assert int(ids[0]) == 0  # the block that was freed last is handed out first
     assert int(again.epoch[0]) == 9
     assert int(again.version[0]) == 2

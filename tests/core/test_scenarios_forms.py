@@ -94,6 +94,7 @@ class Store:
                 stage=np.full(size, int(Stage.FREE), np.int32),
                 form=np.zeros(size, np.int32),
                 version=np.zeros(size, np.int32),
+                provenance=np.zeros(size, np.int32),
                 epoch=np.full(size, 5, np.int32),
                 pins=np.zeros(size, np.int32),
                 kept=np.zeros(size, bool),

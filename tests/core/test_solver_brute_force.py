@@ -257,6 +257,7 @@ def stored(spec, blocks, tokens):
                 stage=np.full(count, int(Stage.SEALED), np.int32),
                 form=form.astype(np.int32),
                 version=np.full(count, VERSION, np.int32),
+                provenance=np.zeros(count, np.int32),
                 epoch=(5 + (states == LOST)).astype(np.int32),
                 pins=np.zeros(count, np.int32),
                 kept=np.ones(count, bool),

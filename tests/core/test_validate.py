@@ -168,6 +168,7 @@ GOOD = {
     "stage": int(Stage.SEALED),
     "form": int(Form.FULL_KV),
     "version": 3,
+    "provenance": 0,
     "epoch": 9,
     "first": 8,
 }
@@ -205,6 +206,7 @@ def judge(table, ids, make=np.array, writable=False):
 WRONG = [
     (Reason.EVICTED, {"epoch": 10}),
     (Reason.VERSION_CHANGED, {"version": 4}),
+    (Reason.APPROXIMATE, {"provenance": 1}),
     (Reason.WRONG_FORM, {"form": int(Form.SWA_WINDOW)}),
     (Reason.NOT_SEALED, {"stage": int(Stage.WRITING)}),
 ]
