@@ -81,6 +81,7 @@ class CapacityPlan:
                 f"got {len(self.blocks)}."
             )
         policies(self.spec, dict(self.retention))
+        _check_positions(self)
         _check_layout(self)
         for pool, count in zip(self.spec.pools, self.blocks, strict=True):
             least = minimum_blocks(
@@ -94,11 +95,6 @@ class CapacityPlan:
                 raise ValueError(
                     f"Pool {pool.name} needs at least {least} blocks to serve "
                     f"{self.max_sequences} sequences, got {count}."
-                )
-            if count * pool.block_tokens > _INT32_MAX:
-                raise ValueError(
-                    f"Pool {pool.name}: {count} blocks of {pool.block_tokens} tokens "
-                    f"exceed the int32 range of positions; plan fewer blocks."
                 )
 
     def columns(self, pool: int) -> int:
@@ -375,6 +371,32 @@ def _check_layout(plan: CapacityPlan) -> None:
             )
     if refusals:
         raise ValueError("The layout cannot be read: " + "; ".join(refusals) + ".")
+
+
+def _check_positions(plan: CapacityPlan) -> None:
+    """Whether int32 holds every position that is computed, those past the end too."""
+    for pool, count in zip(plan.spec.pools, plan.blocks, strict=True):
+        if count * pool.block_tokens > _INT32_MAX:
+            raise ValueError(
+                f"Pool {pool.name}: {count} blocks of {pool.block_tokens} tokens "
+                f"exceed the int32 range of positions; plan fewer blocks."
+            )
+    longest = max(pool.block_tokens for pool in plan.spec.pools)
+    # A step looks up to two blocks past its last token.
+    last = plan.max_length + plan.max_chunk + 2 * longest
+    if max(last, plan.stored_tokens) > _INT32_MAX:
+        raise ValueError(
+            f"max_length {plan.max_length}, max_chunk {plan.max_chunk}, blocks of "
+            f"{longest} tokens and {plan.stored_tokens} stored tokens exceed the int32 "
+            "range of positions; lower them."
+        )
+    reach = sum(layer.local.size for layer in plan.spec.layers if layer.local)
+    if reach > _INT32_MAX:
+        raise ValueError(
+            f"The windows and chunks of all layers reach {reach} tokens back, beyond "
+            "the int32 range of positions; declare layers that see everything as "
+            "Entries."
+        )
 
 
 def _live_blocks(pool: PoolSpec, tokens: int) -> int:

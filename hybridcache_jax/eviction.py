@@ -6,13 +6,17 @@ What lies in between is never overwritten, so :func:`recover` can always go back
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hybridcache_jax._indexing import get, put
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.forms import RULES
 from hybridcache_jax.lifecycle import evictable, free
+from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.state import StateTable
 
 
@@ -36,6 +40,34 @@ def begin(table: StateTable, count: jax.Array) -> tuple[StateTable, jax.Array]:
     ids = jnp.where(chosen, order, table.stage.shape[0]).astype(jnp.int32)
     stage = put(table.stage, ids, Stage.EVICTING)
     return dataclasses.replace(table, stage=stage), ids
+
+
+def cheapest(
+    pools: Sequence[PoolSpec], tables: Sequence[StateTable], nbytes: int
+) -> list[int]:
+    """Blocks of each pool that :func:`begin` should take for so many bytes.
+
+    Over all pools: what is cheapest to get back goes first (the priority of its form),
+    then the longest unused, then the highest position.
+
+    Args:
+      pools: layouts and forms.
+      tables: facts of each pool, as NumPy arrays.
+      nbytes: bytes wanted; all that can go if there are fewer.
+    """
+    columns: list[list[np.ndarray]] = [[], [], [], [], []]
+    for number, (pool, table) in enumerate(zip(pools, tables, strict=True)):
+        ids = np.flatnonzero(evictable(table))
+        columns[0].append(-np.asarray(table.first)[ids])
+        columns[1].append(np.asarray(table.used)[ids])
+        columns[2].append(np.full(len(ids), RULES[pool.form].priority))
+        columns[3].append(np.full(len(ids), number))
+        columns[4].append(np.full(len(ids), pool.block_bytes, np.int64))
+    *order, pool_of, sizes = (np.concatenate(column) for column in columns)
+    ranked = np.lexsort(order)
+    before = np.cumsum(sizes[ranked]) - sizes[ranked]
+    chosen = pool_of[ranked[before < nbytes]]
+    return np.bincount(chosen, minlength=len(pools)).tolist()
 
 
 def finish(table: StateTable, ids: jax.Array) -> StateTable:

@@ -89,11 +89,14 @@ class RetentionRule:
       reach: ``geometry -> tokens``: most token positions before ``p`` that a bounded
         form requires; unused by forms that grow.
       read: what reads it.
+      priority: what is evicted first when bytes are short, lowest first: what is
+        cheapest to get back.
     """
 
     required: Callable
     remedy: Remedy
     read: Read
+    priority: int = 2
     reach: Callable[[Geometry], int] = lambda geometry: 0
     grows: bool = False
     exact: bool = False
@@ -123,6 +126,10 @@ def _checkpoint(geometry: Geometry, p):
 # pooled-index and recurrent layers.  A recurrent state stands at the position of the
 # last token folded into it.  ON_DISK_PREFIX stands for any other form that was moved
 # out: it asks for the same history, and cannot be read as it lies.
+#
+# Priorities: a window or a tail costs a replay of a few tokens; a checkpoint the tokens
+# from the one before, and without any the whole prefix; an entry or an index key all
+# that lies behind it, the other forms included.
 RULES: Mapping[Form, RetentionRule] = types.MappingProxyType(
     {
         Form.FULL_KV: RetentionRule(
@@ -138,18 +145,21 @@ RULES: Mapping[Form, RetentionRule] = types.MappingProxyType(
             _tail,
             Remedy.REPLAY,
             Read.NONE,
+            priority=0,
             reach=lambda geometry: geometry.halo + geometry.ratio - 1,
         ),
         Form.SWA_WINDOW: RetentionRule(
             _window,
             Remedy.REPLAY,
             Read.LOCAL,
+            priority=0,
             reach=lambda geometry: geometry.window.reach,
         ),
         Form.RECURRENT_STATE: RetentionRule(
             _checkpoint,
             Remedy.REPLAY,
             Read.NONE,
+            priority=1,
             reach=lambda geometry: 1,
             exact=True,
         ),

@@ -517,6 +517,29 @@ class PrefixCache:
         ]
         return self._evict_counts(cache, counts, Why.ASKED)
 
+    def shrink(self, cache: HybridCache, nbytes: int) -> HybridCache:
+        """Evicts stored blocks worth so many bytes, as far as that is possible.
+
+        What is cheapest to get back goes first: windows and tails, which are replayed,
+        before checkpoints, and those before the history; among equals the longest
+        unused, then the highest position.  What a row has pinned stays.  Dead weight is
+        no part of the bytes: it goes besides.
+
+        Args:
+          cache: the cache.
+          nbytes: bytes of stored blocks to give up.
+
+        Raises:
+          ValueError: for a negative amount.
+        """
+        if nbytes < 0:
+            raise ValueError(f"Bytes to give up cannot be negative, got {nbytes}.")
+        none = [0] * len(self.plan.blocks)
+        cache = self._evict_counts(cache, none, Why.ASKED)
+        pools = self.plan.spec.pools
+        counts = eviction.cheapest(pools, snapshot(cache), nbytes)
+        return self._evict_counts(cache, counts, Why.ASKED)
+
     def recover(self, cache: HybridCache) -> HybridCache:
         """Settles what an interrupted eviction left behind.
 
@@ -605,7 +628,21 @@ class PrefixCache:
         accepted = self._index.lookup(key, offer.tokens, contents)
         after = self._keep(cache, *offer.marks(self.plan, accepted))
         self._watch.stored(cache, after)
+        if not self._essential and self._index.stored_tokens > self.plan.index_tokens:
+            after = self._within_index(after)
         return self._line.stamped(after)
+
+    def _within_index(self, cache: HybridCache) -> HybridCache:
+        """Drops the oldest claims where no history bounds how many there are."""
+        now = snapshot(cache)
+        self._index.shed(
+            self.plan.index_tokens,
+            lambda key: self._holds(now, key),
+            [np.asarray(table.used) for table in now],
+        )
+        after = self._without_dead_weight(cache)
+        self._watch.lost(cache, after)
+        return after
 
     def _evict_counts(
         self, cache: HybridCache, counts: Sequence[int], why: Why

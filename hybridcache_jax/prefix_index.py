@@ -183,8 +183,8 @@ class PrefixIndex:
         ids = self._content_keys.stored(own, contents)
         fresh = _Node(
             own,
-            tuple(np.array(ids, np.int32) for ids in blocks),
-            tuple(np.array(seen, np.int32) for seen in epochs),
+            tuple(np.asarray(ids, np.int32) for ids in blocks),
+            tuple(np.asarray(seen, np.int32) for seen in epochs),
             None if ids is own else ids,
         )
         children = self._roots.setdefault(key, {})
@@ -228,6 +228,44 @@ class PrefixIndex:
                 del self._roots[key]
         return before - self.stored_tokens
 
+    def shed(
+        self,
+        most: int,
+        holds_for: Callable[[Key], Holds],
+        used: Sequence[np.ndarray],
+    ) -> None:
+        """Drops whole ends, the longest unused first, down to ``most`` tokens.
+
+        Args:
+          most: tokens that may stay.
+          holds_for: as for :meth:`prune`.
+          used: per pool, ``[P]`` int32, when each block was last in use.
+        """
+        while self.stored_tokens > most:
+            *_, children, unit = min(self._ends(holds_for, used), key=lambda e: e[:2])
+            del children[unit]
+        self._roots = {key: root for key, root in self._roots.items() if root}
+
+    def _ends(self, holds_for, used):
+        """Yields each leaf: its age, less its position, and where it hangs."""
+        for key, root in self._roots.items():
+            holds = holds_for(key)
+            stack = [(0, root)]
+            while stack:
+                at, children = stack.pop()
+                for unit, node in children.items():
+                    below = at + len(node.tokens)
+                    if node.children:
+                        stack.append((below, node.children))
+                        continue
+                    ages = [
+                        used[pool][ids[self._good(pool, ids, seen, at, holds)]]
+                        for pool, (ids, seen) in enumerate(
+                            zip(node.blocks, node.epochs, strict=True)
+                        )
+                    ]
+                    yield int(_join(ages).max(initial=-1)), -below, children, unit
+
     def claimed(self, holds_for: Callable[[Key], Holds]) -> tuple[np.ndarray, ...]:
         """Blocks of which something is claimed that is true.
 
@@ -265,15 +303,23 @@ class PrefixIndex:
                 children[unit] = self._slice(node, 0, length)
             else:
                 self._prune_below(node.children, at + length, holds, essential)
-                if not (essential or node.children or self._any_holds(node, at, holds)):
+                if essential or node.children:
+                    continue
+                length = self._held_end(node, at, holds)
+                if length == 0:
                     del children[unit]
+                elif length < len(node.tokens):
+                    children[unit] = self._slice(node, 0, length)
 
-    def _any_holds(self, node: _Node, at: int, holds: Holds) -> bool:
-        """Whether anything that a node claims is still true."""
-        return any(
-            self._good(pool, node.blocks[pool], node.epochs[pool], at, holds).any()
-            for pool in range(len(self._sizes))
-        )
+    def _held_end(self, node: _Node, at: int, holds: Holds) -> int:
+        """Whole grid units of a node up to the last claim that is still true."""
+        last = 0
+        for pool, size in enumerate(self._sizes):
+            good = self._good(pool, node.blocks[pool], node.epochs[pool], at, holds)
+            last = max(
+                last, (int(np.flatnonzero(good)[-1]) + 1) * size if good.any() else 0
+            )
+        return last + -last % self._grid
 
     def _good(self, pool: int, ids, epochs, at: int, holds: Holds) -> np.ndarray:
         """Which claims of consecutive blocks from position ``at`` on still hold."""
@@ -323,18 +369,19 @@ class PrefixIndex:
                 at = end
 
     def _slice(self, node: _Node, start: int, stop: int) -> _Node:
+        # Copies: a part would keep the memory of the whole alive.
         def cut(arrays):
             return tuple(
-                array[start // size : stop // size]
+                array[start // size : stop // size].copy()
                 for array, size in zip(arrays, self._sizes, strict=True)
             )
 
         keys = node.content_keys
         return _Node(
-            node.tokens[start:stop],
+            node.tokens[start:stop].copy(),
             cut(node.blocks),
             cut(node.epochs),
-            None if keys is None else keys[start:stop],
+            None if keys is None else keys[start:stop].copy(),
         )
 
     def _claims(

@@ -55,11 +55,12 @@ class Retention:
           tokens: a multiple of the grid; the plan refuses others.
 
         Raises:
-          ValueError: if it is not positive.
+          ValueError: if it is not positive, or beyond int32.
         """
-        if tokens < 1:
+        if not 1 <= tokens < 2**31:
             raise ValueError(
-                f"Retention.every needs a positive number of tokens, got {tokens}."
+                f"Retention.every needs a distance of 1 to 2**31 - 1 tokens, got "
+                f"{tokens}."
             )
         return cls(Keep.EVERY, tokens)
 

@@ -24,6 +24,14 @@ class ReadContract:
     max_head_dim: int
     block_alignment: int
 
+    def __post_init__(self):
+        # Addresses are multiplied modulo the alignment, which 32 bits must hold.
+        if not 1 <= self.block_alignment <= 2**15:
+            raise ValueError(
+                f"block_alignment must be 1 to {2**15} bytes, got "
+                f"{self.block_alignment}."
+            )
+
     def refusal(self, *, dtype: str, dim: int) -> str | None:
         """Why a plane of a key or value is not accepted; None if it is.
 

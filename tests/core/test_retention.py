@@ -1,0 +1,169 @@
+"""Retention policies: which points keep, what that costs, what a plan sets aside."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hybridcache_jax as hc
+from hybridcache_jax import Chunk, Entries, Entry, Form, LayerSpec, Retention, Window
+from hybridcache_jax.retention import point_blocks
+
+ROW = Entry.kv(1, 2)
+WINDOW = LayerSpec(local=Window(10, ROW))
+CHUNK = LayerSpec(local=Chunk(10, ROW))
+TAIL = LayerSpec(global_=Entries(ROW, 4, 1, raw=ROW))
+FULL = LayerSpec(global_=Entries(ROW))
+BLOCKS = {Form.SWA_WINDOW: 2, Form.UNCOMPRESSED_TAIL: 2, Form.COMPRESSED_KV: 8}
+SPEC = hc.CacheSpec.from_layers(
+    [WINDOW, CHUNK, TAIL, FULL], block_tokens={**BLOCKS, Form.FULL_KV: 8}
+)
+GRID = 8
+POLICIES = st.sampled_from(
+    [Retention.every_block(), Retention.every(16), Retention.ends(), Retention.none()]
+)
+
+
+def plan(retention, **more):
+    sizes = {"max_sequences": 2, "max_length": 64, "max_chunk": 8, **more}
+    return hc.plan_capacity(
+        SPEC, budget="8MiB", retention=retention, backend="cpu", **sizes
+    )
+
+
+def kept_points(policy, prompt, end):
+    """In plain Python, up to where the row stands."""
+    if policy == Retention.none():
+        return set()
+    if policy == Retention.ends():
+        ends = [n // GRID * GRID for n in (prompt, prompt - 1, end)]
+        return {n for n in ends if n > 0}
+    return set(range(policy.tokens or GRID, 129, policy.tokens or GRID))
+
+
+def needed(pool, point):
+    """Blocks that a grid point requires, by what each kind of layer looks back at."""
+    back = {0: min(9, point), 1: point % 10, 3: min(4, point)}[pool]
+    return {q // 2 for q in range(point - back, point)}
+
+
+@given(policy=POLICIES, prompt=st.integers(1, 100), output=st.integers(0, 20))
+def test_the_points_that_keep(policy, prompt, output):
+    points = np.arange(GRID, 129, GRID, dtype=np.int32)
+    kept = policy.keeps(points, grid=GRID, prompt=prompt, end=prompt + output)
+    assert set(points[kept].tolist()) == kept_points(policy, prompt, prompt + output)
+
+
+@settings(max_examples=40)
+@given(
+    policy=POLICIES,
+    runs=st.lists(
+        st.tuples(st.integers(1, 64), st.integers(0, 64)), min_size=1, max_size=4
+    ),
+)
+def test_a_plan_sets_aside_what_its_stored_sequences_keep(policy, runs):
+    """However prompt and output lie within sequences of the length planned for."""
+    tokens = 64 * len(runs)
+    bare = plan(policy, stored_tokens=0)
+    made = plan(policy, stored_tokens=tokens)
+    for number, pool in enumerate(SPEC.pools):
+        aside = made.blocks[number] - bare.blocks[number]
+        if pool.form not in BLOCKS or pool.form == Form.COMPRESSED_KV:
+            assert aside == tokens // 8
+            continue
+        kept = 0
+        for prompt, output in runs:
+            end = min(64, prompt + output)
+            kept += len(
+                {
+                    block
+                    for point in kept_points(policy, prompt, end)
+                    if point <= end
+                    for block in needed(number, point)
+                }
+            )
+        assert kept <= aside <= tokens // 2
+
+
+def test_ends_need_far_fewer_blocks_than_every_block():
+    spec = hc.CacheSpec.from_layers([WINDOW, FULL], block_tokens=4)
+    sizes = {
+        retention: hc.plan_capacity(
+            spec,
+            budget="64MiB",
+            max_sequences=2,
+            max_length=4096,
+            max_chunk=8,
+            stored_tokens=40_960,
+            retention=retention,
+            backend="cpu",
+        )
+        for retention in (Retention.every_block(), Retention.ends(), Retention.none())
+    }
+    every, ends, none = (made.blocks[0] for made in sizes.values())
+    assert every - none > 10_000
+    # Ten sequences, three points each, three blocks a window.
+    assert ends - none == 10 * 3 * 3
+    assert len({made.blocks[1] for made in sizes.values()}) == 1
+
+
+def test_a_row_holds_back_its_last_grid_point():
+    """A grid unit less one token more, in blocks and in columns."""
+    every, ends = plan(Retention.every_block()), plan(Retention.ends())
+    assert every.held_from(Form.SWA_WINDOW, 23) == 23
+    assert ends.held_from(Form.SWA_WINDOW, 23) == 16
+    assert ends.held_from(Form.SWA_WINDOW, 3) == 0
+    for number in (0, 1, 3):
+        assert ends.columns(number) > every.columns(number)
+
+
+@pytest.mark.parametrize(("pool", "blocks"), [(0, 5), (1, 4), (3, 2)])
+def test_blocks_of_one_point(pool, blocks):
+    most = max(len(needed(pool, point)) for point in range(16, 800, GRID))
+    assert point_blocks(SPEC.pools[pool], GRID) == most == blocks
+
+
+@pytest.mark.parametrize(
+    ("retention", "message"),
+    [
+        ({Form.FULL_KV: Retention.none()}, "FULL_KV has no retention policy"),
+        ({Form.RECURRENT_STATE: Retention.ends()}, "RECURRENT_STATE has no"),
+        (Retention.every(12), "give a multiple"),
+        ({Form.SWA_WINDOW: Retention.every(4)}, "every 8 tokens"),
+    ],
+)
+def test_policies_that_cannot_be(retention, message):
+    with pytest.raises(ValueError, match=message):
+        plan(retention)
+
+
+def test_a_distance_is_positive():
+    with pytest.raises(ValueError, match=r"got 0"):
+        Retention.every(0)
+
+
+def test_equal_policies_are_equal_plans():
+    """Hashable, and the default however it is written."""
+    assert plan(Retention.every_block()) == plan({})
+    one = plan({Form.SWA_WINDOW: Retention.ends()})
+    assert hash(one) == hash(plan({Form.SWA_WINDOW: Retention.ends()}))
+    assert one.policy(Form.UNCOMPRESSED_TAIL) == Retention.every_block()
+
+
+@settings(max_examples=60)
+@given(
+    policy=st.sampled_from(
+        [Retention.every_block(), Retention.every(16), Retention.ends()]
+    ),
+    start=st.integers(0, 80),
+    size=st.integers(1, 40),
+    prompt=st.integers(1, 80),
+)
+def test_a_step_ends_where_a_checkpoint_is_kept(policy, start, size, prompt):
+    stop = start + size
+    end = policy.step_end(start, stop, grid=GRID, prompt=prompt)
+    inside = {p for p in kept_points(policy, prompt, 0) if start < p <= stop}
+    if policy == Retention.ends():
+        assert end == min(inside, default=stop)
+    else:
+        assert end == max(inside, default=stop)
