@@ -56,13 +56,11 @@ NO_TEST = {
     "K12": "needs the persistent store, and meshes to save from and load to",
     "K13": "needs the persistent store: there is nothing to tear yet",
     "K14": "needs the outer tier: no restore can fail without one",
-    "K22": "addresses of pages are tested by example only",
     "B48": "needs the persistent store",
     "B52": "needs the persistent store",
     "B53": "needs the persistent store",
     "B58": "needs the outer tier",
     "B61": "needs the persistent store",
-    "B84": "addresses of pages are tested by example only",
 }
 NO_OUTER_TEST = dict.fromkeys(OUTER, "needs the outer tier")
 

@@ -57,6 +57,7 @@ def test_b84_page_times_stride_beyond_32_bits():
         assert aligned(16_380, pages, 32_768, xp) == [Reason.MISALIGNED] * 3
 
 
+@pytest.mark.kind("K22")
 @settings(max_examples=40)
 @given(
     block_bytes=st.integers(1, 2**24),
@@ -80,6 +81,7 @@ def plan(layers, blocks, *, size=4, **more):
     return CapacityPlan(spec=spec, blocks=blocks, backend="cpu", **sizes)
 
 
+@pytest.mark.kind("K22")
 @settings(max_examples=60)
 @given(
     size=st.integers(1, 2**20),
