@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.codes import Status as Status
     from hybridcache_jax.codes import Verdict as Verdict
     from hybridcache_jax.cost import CostModel as CostModel
+    from hybridcache_jax.deadlines import Overdue as Overdue
     from hybridcache_jax.entry import Entry as Entry
     from hybridcache_jax.entry import Plane as Plane
     from hybridcache_jax.errors import HybridCacheError as HybridCacheError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.layers import TopK as TopK
     from hybridcache_jax.layers import Window as Window
     from hybridcache_jax.lease import Lease as Lease
+    from hybridcache_jax.lease import Receipt as Receipt
     from hybridcache_jax.lease import batch_inputs as batch_inputs
     from hybridcache_jax.observe import MemoryRegistry as MemoryRegistry
     from hybridcache_jax.observe import Metrics as Metrics
@@ -68,12 +70,14 @@ _HOME = {
     "MemoryRegistry": "observe",
     "Metrics": "observe",
     "NoRoomError": "errors",
+    "Overdue": "deadlines",
     "Plane": "entry",
     "PrefixCache": "prefix_cache",
     "Provenance": "codes",
     "PrometheusRegistry": "observe",
     "Reason": "codes",
     "RecurrentState": "layers",
+    "Receipt": "lease",
     "ResumePlan": "resume_plan",
     "Retention": "retention",
     "ReusePolicy": "rollout",

@@ -166,8 +166,8 @@ class CapacityPlan:
         tables = sum(self.blocks) * (9 * _INT32 + 1) + (pools + 2) * _INT32
         columns = sum(self.columns(pool) for pool in range(pools))
         # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
-        # version, provenance, length and `known`, the token log, whether it is live.
-        row = (2 * columns + 2 * pools + 5 + self.max_length) * _INT32 + 1
+        # version, provenance, length, `known`, deadline, the token log, and one flag.
+        row = (2 * columns + 2 * pools + 6 + self.max_length) * _INT32 + 1
         # Per token its id, and an id and an epoch for each pool's block, held or not.
         claims = sum(self.index_tokens // p.block_tokens for p in self.spec.pools)
         index = (self.index_tokens + 2 * claims) * _INT32

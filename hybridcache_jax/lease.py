@@ -29,7 +29,20 @@ from hybridcache_jax.tokens import token_array
 
 
 @dataclasses.dataclass(frozen=True)
-class Lease:
+class Receipt:
+    """What it takes to release a row.
+
+    Attributes:
+      row: the row handed out.
+      ticket: the row's ticket; void once the row was released.
+    """
+
+    row: int
+    ticket: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease(Receipt):
     """A receipt for one row; only it runs and releases the row.
 
     Attributes:
@@ -38,8 +51,6 @@ class Lease:
       plan: the proof it was granted on.
     """
 
-    row: int
-    ticket: int
     plan: ResumePlan
 
     def inputs(self, tokens: TokenIds) -> StepInputs:
@@ -91,6 +102,7 @@ class Admission:
     provenance: AnyArray  # [] int32
     start: AnyArray  # [] int32, first position to run
     known: AnyArray  # [] int32, resume point: ids below it are given
+    deadline: AnyArray  # [] int32, clock after which the lease is overdue
     tokens: AnyArray  # [N] int32, those ids, zeros behind
     since: AnyArray  # [G] int32, first position whose entries count
     held: AnyArray  # [G] int32, entries below are held
@@ -129,7 +141,7 @@ def batch_inputs(
 
 
 def admission(
-    capacity: CapacityPlan, plan: ResumePlan, row: int, version: int
+    capacity: CapacityPlan, plan: ResumePlan, row: int, version: int, deadline: int
 ) -> Admission:
     """What a row starts with under a plan.
 
@@ -145,6 +157,7 @@ def admission(
       plan: verdict and claims.
       row: an idle row.
       version: id of the plan's identity in the facts.
+      deadline: clock after which the lease is overdue.
     """
     tokens = np.zeros(capacity.max_length, np.int32)
     tokens[: plan.length] = plan.claims.tokens[: plan.length]
@@ -173,6 +186,7 @@ def admission(
         provenance=np.array(plan.provenance, np.int32),
         start=np.array(plan.start, np.int32),
         known=np.array(plan.length, np.int32),
+        deadline=np.array(deadline, np.int32),
         tokens=tokens,
         since=np.array(since, np.int32),
         held=np.array(held, np.int32),
@@ -210,6 +224,7 @@ def admit(
         provenance=table.provenance.at[row].set(admission.provenance),
         length=table.length.at[row].set(admission.start),
         known=table.known.at[row].set(admission.known),
+        deadline=table.deadline.at[row].set(admission.deadline),
         tokens=table.tokens.at[row].set(admission.tokens),
         since=table.since.at[row].set(admission.since),
         held=table.held.at[row].set(admission.held),

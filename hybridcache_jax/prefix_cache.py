@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
-from hybridcache_jax import eviction, lifecycle
+from hybridcache_jax import deadlines, eviction, lifecycle
 from hybridcache_jax import lease as leaselib
 from hybridcache_jax import rows as rowlib
 from hybridcache_jax._typing import TokenIds
@@ -21,10 +21,11 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Reason, Status, Verdict
 from hybridcache_jax.contents import Contents, Span
 from hybridcache_jax.cost import CostModel
+from hybridcache_jax.deadlines import Overdue
 from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.lease import Lease
+from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.lineage import Lineage, OnFacts, facts_of, with_tables
 from hybridcache_jax.matching import make_cold_plan, make_plan, snapshot
 from hybridcache_jax.observe.declarations import Where, Why
@@ -85,6 +86,7 @@ class PrefixCache:
         )
         self._admit = OnFacts(leaselib.admit)
         self._release = OnFacts(leaselib.release)
+        self._renew = OnFacts(deadlines.renew)
         self._keep = OnFacts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
         self._branching = Branching(plan)
@@ -251,18 +253,21 @@ class PrefixCache:
         return make_cold_plan(self.plan.spec, len(tokens), key, self.cost, known)
 
     def acquire(
-        self, cache: HybridCache, plan: ResumePlan
+        self, cache: HybridCache, plan: ResumePlan, *, deadline: int | None = None
     ) -> tuple[HybridCache, Lease]:
         """Hands out a row under a plan: pins its blocks and checks them again.
 
         Args:
           cache: the cache of this moment; may be newer than the one matched.
           plan: from :meth:`match`.
+          deadline: ticks of ``cache.clock``, one per step or other transition, after
+            which :meth:`overdue` names the lease; None for never.
 
         Returns:
           The cache and a lease whose row stands at ``plan.start``.
 
         Raises:
+          ValueError: for a deadline below 1 or beyond the clock's end.
           LeaseError: if a block of the plan changed hands since or the producer's
             scope changed (match again), or if the plan waits for I/O.
           NoRoomError: if every row is taken.
@@ -279,10 +284,11 @@ class PrefixCache:
                 "The reuse scope of this plan's producer changed since it was matched; "
                 "match again."
             )
+        due = deadlines.deadline_at(cache, deadline)
         (row,) = leaselib.idle_rows(cache, 1)
+        version = self._version(plan.identity)
         cache, status, ticket = self._admit(
-            cache,
-            leaselib.admission(self.plan, plan, row, self._version(plan.identity)),
+            cache, leaselib.admission(self.plan, plan, row, version, due)
         )
         if int(status) != Status.OK:
             self._watch.stale(Where.ACQUIRE)
@@ -314,21 +320,28 @@ class PrefixCache:
         return self._publish(cache, lease, finished=False)
 
     def release(
-        self, cache: HybridCache, lease: Lease, *, publish: bool = True
+        self, cache: HybridCache, lease: Receipt, *, publish: bool = True
     ) -> HybridCache:
         """Gives a row back; its blocks are freed unless a stored prefix holds them.
 
         Args:
           cache: the cache.
-          lease: the receipt.
-          publish: store what was run first, as a sequence that is finished.
+          lease: the receipt: a lease, or what :meth:`overdue` gave.
+          publish: store what was run first, as a sequence that is finished; takes a
+            lease.
 
         Raises:
+          ValueError: for a receipt that is no lease, if it is to publish.
           LeaseError: if the receipt is not the row's own; nothing changes.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
         if publish:
+            if not isinstance(lease, Lease):
+                raise ValueError(
+                    f"The receipt of row {lease.row} does not say what may be stored; "
+                    "release it with publish=False."
+                )
             cache = self._publish(cache, lease, finished=True)
         cache, status = self._release(cache, lease.row, lease.ticket)
         if int(status) != Status.OK:
@@ -339,6 +352,48 @@ class PrefixCache:
         self._watch.released(cache, lease)
         return self._line.stamped(cache)
 
+    def overdue(self, cache: HybridCache) -> tuple[Overdue, ...]:
+        """Leases that outlived their deadline, with the memory that they keep.
+
+        An alarm: nothing is let go, for a step may still read those blocks.  It ends
+        when the lease is renewed or released.  Whoever knows that the holder is gone
+        releases the row by the record itself, ``publish=False``.
+
+        Args:
+          cache: the cache of this moment.
+
+        Raises:
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        return deadlines.overdue(cache)
+
+    def renew(
+        self, cache: HybridCache, lease: Receipt, deadline: int | None
+    ) -> HybridCache:
+        """Sets another deadline for a lease, which counts from now on.
+
+        Args:
+          cache: the cache.
+          lease: the receipt.
+          deadline: ticks as in :meth:`acquire`; None for never.
+
+        Raises:
+          ValueError: for a deadline below 1 or beyond the clock's end.
+          LeaseError: if the lease no longer holds; nothing changes.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        due = np.int32(deadlines.deadline_at(cache, deadline))
+        cache, status = self._renew(
+            cache, np.int32(lease.row), np.int32(lease.ticket), due
+        )
+        if int(status) != Status.OK:
+            raise LeaseError(
+                f"Row {lease.row} cannot be renewed: {Status.STALE.explanation}."
+            )
+        return self._line.stamped(cache)
+
     def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
         """A second row that stands where the first does, and its receipt.
 
@@ -347,7 +402,7 @@ class PrefixCache:
 
         Args:
           cache: the cache; its memory is donated, go on from the one returned.
-          lease: the row to fork; it stays valid.
+          lease: the row to fork; it stays valid.  Its deadline is the child's too.
 
         Raises:
           LeaseError: if the lease no longer holds.
@@ -582,6 +637,7 @@ class PrefixCache:
                 cache = self._line.stamped(self._branching.warm_up(cache))
             cache = self.publish(cache, lease)
             cache = self._keep(cache, nothing, nothing)
+            cache = self.renew(cache, lease, None)
             cache = self.release(cache, lease, publish=False)
         none = [0] * len(self.plan.blocks)
         return self.recover(self._evict_counts(cache, none, Why.ASKED))

@@ -117,7 +117,7 @@ def branch(
     same = ("live", "version", "provenance", "length", "since", "held", "known")
     changes = {
         name: put(getattr(kept, name), children, get(getattr(own, name), parent, 0))
-        for name in (*same, "tokens")
+        for name in (*same, "deadline", "tokens")
     }
     after = dataclasses.replace(
         kept,

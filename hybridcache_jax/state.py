@@ -20,7 +20,8 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.planes import Memory, storage_dtype, storage_width
 
-_LAST_TICK = np.iinfo(np.int32).max
+NEVER = int(np.iinfo(np.int32).max)
+"""A deadline that no clock passes: the clock stops there."""
 
 
 @jax.tree_util.register_dataclass
@@ -60,6 +61,7 @@ class RowTable:
     since: jax.Array  # [R, G] int32, first position whose entries count
     held: jax.Array  # [R, G] int32, entries below were held at admission
     known: jax.Array  # [R] int32, ids below are in the log from admission on
+    deadline: jax.Array  # [R] int32, clock after which the lease is overdue
     tokens: jax.Array  # [R, N] int32, ids of this row, at their positions
     blocks: tuple[jax.Array, ...]  # G times [R, C] int32, block ids
     epochs: tuple[jax.Array, ...]  # G times [R, C] int32, epoch of each reference
@@ -84,7 +86,7 @@ def tick(clock: jax.Array) -> jax.Array:
     Args:
       clock: ``[]`` int32.
     """
-    return jnp.minimum(clock, _LAST_TICK - 1) + 1
+    return jnp.minimum(clock, NEVER - 1) + 1
 
 
 # One program that fills all arrays, not one for each of their shapes.
@@ -123,6 +125,7 @@ def init(plan: CapacityPlan) -> HybridCache:
             since=_zeros((rows, groups)),
             held=_zeros((rows, groups)),
             known=_zeros(rows),
+            deadline=jnp.full(rows, NEVER, jnp.int32),
             tokens=_zeros((rows, plan.max_length)),
             blocks=tuple(
                 jnp.full((rows, plan.columns(pool)), count, jnp.int32)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.lease import Lease
+from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.observe.declarations import Where, Why
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.prefix_index import PrefixIndex
@@ -65,7 +65,7 @@ class Watch:
             since = self._granted.pop((old.row, old.ticket))
             self._granted[new.row, new.ticket] = since
 
-    def released(self, cache: HybridCache, lease: Lease) -> None:
+    def released(self, cache: HybridCache, lease: Receipt) -> None:
         """A lease ended."""
         since = self._granted.pop((lease.row, lease.ticket), None)
         if self._on and since is not None:

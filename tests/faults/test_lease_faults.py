@@ -46,8 +46,9 @@ def references(session, lease):
 def assert_refused(session, lease, other, done):
     """The row is STALE alone and beside ``other``, which runs."""
     before = session.cache
-    after, statuses, _ = session.step(before, session.inputs([(lease, [5])]))
+    after, statuses, reads = session.step(before, session.inputs([(lease, [5])]))
     assert statuses[0] == Status.STALE
+    assert not np.asarray(reads).any()
     assert toy.unchanged(before, after)
     with pytest.raises(LeaseError, match="nothing was published"):
         session.prefixes.publish(before, lease)
@@ -61,6 +62,7 @@ def assert_refused(session, lease, other, done):
     session.check(other, [*done, 5])
     want = toy.cold(session.model, [*done, 5]).reads[:, -1]
     toy.assert_same_reads(np.asarray(reads)[:, 1, 0], want)
+    assert not np.asarray(reads)[:, 0].any()
     assert toy.leaves_equal(_row(before, lease.row), _row(after, lease.row))
 
 
