@@ -256,7 +256,7 @@ MUTATIONS = (
     Mutation(
         "rollback-margin-forgotten",
         "append.py",
-        "back = jnp.maximum(view.length - cache.plan.rollback, 0)",
+        "back = cache.plan.held_from(pool.form, view.length)",
         "back = view.length",
         "what a rewind within the margin needs is let go",
         ("tests/faults/test_fork_and_rewind.py",),
@@ -427,8 +427,8 @@ MUTATIONS = (
     Mutation(
         "replay-without-history",
         "resume.py",
-        "replayable = allowed & whole & lost",
-        "replayable = allowed & lost",
+        "replayable = allowed & whole & ~ready",
+        "replayable = allowed & ~ready",
         "a replay is planned over a history that has holes",
         FINE,
     ),
@@ -450,14 +450,6 @@ MUTATIONS = (
     ),
     # Publishing and claims.
     Mutation(
-        "claimed-blocks-kept-as-own",
-        "publication.py",
-        "            taken[: self.floor // pool.block_tokens] = False\n",
-        "",
-        "blocks that the row did not write are marked as stored",
-        FINE,
-    ),
-    Mutation(
         "rebuilt-blocks-published",
         "publication.py",
         "good = (numbers >= floor) & (numbers < total)",
@@ -468,17 +460,9 @@ MUTATIONS = (
     Mutation(
         "useless-blocks-kept",
         "publication.py",
-        "        good = good & _of_use(pool, numbers, spec.grid)\n",
-        "",
+        "            good = good & _of_use(pool, numbers, kept)\n",
+        "            pass\n",
         "blocks that no resume point requires are kept",
-        MIXED,
-    ),
-    Mutation(
-        "half-units-published",
-        "publication.py",
-        "whole = length - length % spec.grid",
-        "whole = length",
-        "a prefix ends where nothing can be resumed",
         MIXED,
     ),
     Mutation(

@@ -46,16 +46,6 @@ class Pool:
         lo, hi = self.kind.required(self.part, point)
         return range(lo // self.size, -(-hi // self.size)) if lo < hi else range(0)
 
-    def of_use(self, number: int, grid: int) -> bool:
-        """Whether resuming at some point, a multiple of ``grid``, needs a block.
-
-        Bounded forms need blocks near the point alone, so that two blocks and two
-        grid units behind a block there is none that was not asked.
-        """
-        reach = self.kind.size + 2 * max(self.kind.ratio, self.kind.index_ratio, 1)
-        end = (number + 1) * self.size + reach + 2 * grid
-        return any(number in self.required(p) for p in range(grid, end + 1, grid))
-
 
 def pools_of(model: Model) -> tuple[Pool, ...]:
     """The pools of a toy, in the order of its plan."""

@@ -35,10 +35,6 @@ class Oracle:
         self._claims: dict[Claim, Block] = {}
         self._units: set[Unit] = set()
         self._essential = [n for n, pool in enumerate(self.pools) if pool.grows]
-        self._useful = [
-            [pool.of_use(n, model.grid) for n in range(model.max_length // pool.size)]
-            for pool in self.pools
-        ]
 
     @property
     def prunes(self) -> bool:
@@ -94,13 +90,15 @@ class Oracle:
         tokens = tuple(row.tokens)
         for end in range(self.model.grid, whole + 1, self.model.grid):
             self._units.add((row.who, tokens[:end]))
+        points = range(row.point + self.model.grid, whole + 1, self.model.grid)
+        taken = [p for p in points if self._checkpointed(row, p)]
         for index, pool in enumerate(self.pools):
-            floor = row.point // pool.size
+            accepted = []
             for number in range(whole // pool.size):
                 own = None
-                if number < floor:
+                if number < row.point // pool.size:
                     own = row.claims[index][number]
-                elif self._useful[index][number]:
+                elif pool.grows or any(number in pool.required(p) for p in taken):
                     own = row.blocks[index].get(number)
                 claim = self._claim(row.who, index, number, tokens)
                 older = self._claims.get(claim)
@@ -108,9 +106,22 @@ class Oracle:
                     self._claims.pop(claim, None)
                     if own is not None:
                         self._claims[claim] = own
-                if number >= floor and own and self._claims.get(claim) is own:
-                    own.kept = own.kept or own.readable
+                if own and self._claims.get(claim) is own:
+                    accepted.append(own)
+            # A row refers to its last blocks only.
+            for block in accepted[-pool.columns :]:
+                block.kept = block.kept or block.readable
         return True
+
+    def _checkpointed(self, row: Row, point: int) -> bool:
+        """Whether a row has what is exact at a point, so that all else is of use."""
+        return all(
+            point % pool.size == 0
+            and (block := row.blocks[index].get(point // pool.size - 1)) is not None
+            and block.readable
+            for index, pool in enumerate(self.pools)
+            if pool.exact
+        )
 
     def _claim(self, who: int, pool: int, number: int, tokens) -> Claim:
         """A claim belongs to a whole grid unit: prompts part only between units."""
