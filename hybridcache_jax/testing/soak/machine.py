@@ -190,16 +190,73 @@ class Machine:
         if holder is None:
             return False
         full = len(self._holders) == self.model.rows
-        row = None if full else self.oracle.fork(holder.row)
-        if row is None:
+        rows = None if full else self.oracle.reorder([holder.row], [0, 0])
+        if rows is None:
             self._refused(NoRoomError, self.prefixes.fork, holder.lease)
             return True
         self.cache, lease = self.prefixes.fork(self.cache, holder.lease)
-        script = list(holder.script)
-        if row.exact:
-            script[row.length :] = self._streams[b % _STREAMS][row.length :]
-        self._holders.append(_Holder(row, lease, script))
-        self._learn(self._holders[-1])
+        self._hold(rows[1], lease, holder.script, b)
+        return True
+
+    def _reorder(self, a: int, b: int, c: int) -> bool:
+        """A beam: the rows in the bits of ``a``; further places fork, none ends."""
+        chosen = [h for n, h in enumerate(self._holders) if a >> n & 1]
+        if not chosen:
+            return False
+        places = b % (self.model.rows + 1)
+        parents = [(c >> (3 * n)) % 8 % len(chosen) for n in range(places)]
+        leases = [holder.lease for holder in chosen]
+        others = len(self._holders) - len(chosen)
+        rows = None
+        if others + places <= self.model.rows:
+            rows = self.oracle.reorder([holder.row for holder in chosen], parents)
+        if rows is None:
+            self._refused(NoRoomError, self.prefixes.reorder, leases, parents)
+            return True
+        distinct = len(set(parents)) == places
+        call = self.prefixes.select if distinct and b % 2 else self.prefixes.reorder
+        self.cache, receipts = call(self.cache, leases, parents)
+        for place, holder in enumerate(chosen):
+            if place not in parents:
+                self._void = holder.lease
+                self._holders.remove(holder)
+        for row, lease, parent in zip(rows, receipts, parents, strict=True):
+            if row is chosen[parent].row:
+                self._same("the receipt of a row that stays", lease, leases[parent])
+            else:
+                self._hold(row, lease, chosen[parent].script, c)
+        return True
+
+    def _settle(self, a: int, b: int, c: int) -> bool:
+        """The end of a speculative round: all rows in the bits of ``a``, or none."""
+        chosen = [h for n, h in enumerate(self._holders) if a >> n & 1]
+        if not chosen:
+            return False
+        lengths = [
+            max(0, holder.row.length - (b >> (2 * n)) % 4)
+            for n, holder in enumerate(chosen)
+        ]
+        leases = [holder.lease for holder in chosen]
+        moved = [h.row.length != n for h, n in zip(chosen, lengths, strict=True)]
+        # A row that stands where it is to stand is left alone, even in a replay.
+        status = self.oracle.rewind(
+            [
+                (holder.row, length)
+                for holder, length, cut in zip(chosen, lengths, moved, strict=True)
+                if cut
+            ]
+        )
+        if status != Status.OK:
+            error = NoRoomError if status == Status.NO_ROOM else LeaseError
+            self._refused(error, self.prefixes.settle, leases, lengths)
+            return True
+        self.cache, receipts = self.prefixes.settle(self.cache, leases, lengths)
+        for holder, lease, cut in zip(chosen, receipts, moved, strict=True):
+            self._same("new receipt", lease != holder.lease, cut)
+            if cut:
+                self._void, holder.lease = holder.lease, lease
+            self._other_way(holder, c)
+            self._learn(holder)
         return True
 
     def _rewind(self, a: int, b: int, c: int) -> bool:
@@ -213,7 +270,7 @@ class Machine:
         if not 0 <= length <= row.length:
             self._refused(ValueError, self.prefixes.rewind, holder.lease, length)
             return True
-        status = self.oracle.rewind(row, length)
+        status = self.oracle.rewind([(row, length)])
         if status != Status.OK:
             error = NoRoomError if status == Status.NO_ROOM else LeaseError
             self._refused(error, self.prefixes.rewind, holder.lease, length)
@@ -222,8 +279,7 @@ class Machine:
         self.cache, holder.lease = self.prefixes.rewind(
             self.cache, holder.lease, length
         )
-        if row.exact:
-            holder.script[length:] = self._streams[a // 8 % _STREAMS][length:]
+        self._other_way(holder, a // 8)
         self._learn(holder)
         return True
 
@@ -388,6 +444,19 @@ class Machine:
         self.cache, lease = self.prefixes.acquire(self.cache, plan)
         self._holders.append(_Holder(row, lease, list(script)))
         return True
+
+    def _hold(self, row: Row, lease: Lease, script: list[int], a: int) -> None:
+        """A row that came out of another one, and goes another way."""
+        holder = _Holder(row, lease, list(script))
+        self._holders.append(holder)
+        self._other_way(holder, a)
+        self._learn(holder)
+
+    def _other_way(self, holder: _Holder, a: int) -> None:
+        """Other tokens from here on, unless a replay is to run those it knows."""
+        length = holder.row.length
+        if holder.row.exact:
+            holder.script[length:] = self._streams[a % _STREAMS][length:]
 
     def _run(self, parts, statuses: list[Status], holders) -> None:
         """One step of the library, with what must come of it."""

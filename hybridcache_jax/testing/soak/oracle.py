@@ -225,24 +225,49 @@ class Oracle:
                 self._let_go(block)
         self.rows.remove(row)
 
-    def fork(self, row: Row) -> Row | None:
-        """A second row; None if a pool has no block for what is being written."""
+    def reorder(self, rows: Sequence[Row], parents: Sequence[int]) -> list[Row] | None:
+        """Rows by new place; None if a pool has no block for what is being written.
+
+        Args:
+          rows: some rows; those that are nobody's parent are released.
+          parents: for each new place, the place of its parent in ``rows``.
+        """
+        ended = [row for place, row in enumerate(rows) if place not in parents]
+        further = [
+            place for n, place in enumerate(parents) if place in list(parents)[:n]
+        ]
+        for index in range(len(self.pools)):
+            going = [b for row in ended for b in row.blocks[index].values()]
+            open_blocks = [self._open(rows[place], index) for place in further]
+            needs = sum(block is not None for block in open_blocks)
+            if needs > self.room[index] + self._freed(going):
+                return None
+        for row in ended:
+            self.release(row)
+        seen, result = set(), []
+        for place in parents:
+            again = place in seen
+            seen.add(place)
+            result.append(self._twin(rows[place]) if again else rows[place])
+        return result
+
+    def _open(self, row: Row, index: int) -> int | None:
+        """Number of the block that a row is writing in a pool."""
+        number = (row.length - 1) // self.pools[index].size
+        block = row.blocks[index].get(number)
+        return number if block and block.stage == Stage.WRITING else None
+
+    def _twin(self, row: Row) -> Row:
         child = row.twin()
-        copies = []
-        for index, pool in enumerate(self.pools):
+        for index in range(len(self.pools)):
+            open_block = self._open(row, index)
             for number, block in row.blocks[index].items():
                 if block.stage != Stage.WRITING:
-                    continue
-                del child.blocks[index][number]
-                if number == (row.length - 1) // pool.size:
-                    copies.append((index, number))
-        if any(not self.room[index] for index, _ in copies):
-            return None
-        for blocks in child.blocks:
-            for block in blocks.values():
-                block.pins += 1
-        for index, number in copies:
-            child.blocks[index][number] = self._new(index, number, row.who)
+                    block.pins += 1
+                elif number == open_block:
+                    child.blocks[index][number] = self._new(index, number, row.who)
+                else:
+                    del child.blocks[index][number]
         self.rows.append(child)
         return child
 
@@ -266,36 +291,39 @@ class Oracle:
                     return False
         return True
 
-    def rewind(self, row: Row, length: int) -> Status:
-        """The row as it stood at a length."""
-        if not self.can_rewind(row, length):
+    def rewind(self, moving: Sequence[tuple[Row, int]]) -> Status:
+        """All rows as they stood at some lengths, or none of them."""
+        if not all(self.can_rewind(row, length) for row, length in moving):
             return Status.NOT_HELD
-        again = []
         for index, pool in enumerate(self.pools):
-            number = length // pool.size
-            block = row.blocks[index].get(number)
-            if length % pool.size and block and block.stage == Stage.SEALED:
-                again.append((index, number, block))
-        for index, _, block in again:
-            gone = sum(
-                n * self.pools[index].size >= length and self._goes(other)
-                for n, other in row.blocks[index].items()
-            )
-            if not self.room[index] + gone + self._goes(block):
+            going, again = [], []
+            for row, length in moving:
+                for number, block in row.blocks[index].items():
+                    if number * pool.size >= length:
+                        going.append(block)
+                    elif number == length // pool.size and block.readable:
+                        again.append(block)
+            if len(again) > self.room[index] + self._freed(going + again):
                 return Status.NO_ROOM
+        for row, length in moving:
+            self._cut(row, length)
+        return Status.OK
+
+    def _cut(self, row: Row, length: int) -> None:
         for index, pool in enumerate(self.pools):
-            for number in [n for n in row.blocks[index] if n * pool.size >= length]:
-                self._let_go(row.blocks[index].pop(number))
+            blocks = row.blocks[index]
+            for number in [n for n in blocks if n * pool.size >= length]:
+                self._let_go(blocks.pop(number))
+            number = length // pool.size
+            if number in blocks and blocks[number].readable:
+                self._let_go(blocks[number])
+                blocks[number] = self._new(index, number, row.who)
             row.held[index] = min(row.held[index], length)
             if not length:
                 row.since[index] = 0
-        for index, number, block in again:
-            self._let_go(block)
-            row.blocks[index][number] = self._new(index, number, row.who)
         del row.tokens[length:]
         row.known = min(row.known, length)
         row.point = min(row.point, length - length % self.model.grid)
-        return Status.OK
 
     # Blocks.
 
@@ -381,12 +409,15 @@ class Oracle:
         self.room[pool] -= 1
         return Block(pool, number, who)
 
-    def _goes(self, block: Block) -> bool:
-        """Whether it becomes free when one row lets go of it."""
-        return block.pins == 1 and not (block.kept and block.readable)
+    def _freed(self, going: Sequence[Block]) -> int:
+        """How many become free when each mention is let go of."""
+        return sum(
+            going.count(block) == block.pins and not (block.kept and block.readable)
+            for block in set(going)
+        )
 
     def _let_go(self, block: Block) -> None:
-        gone = self._goes(block)
+        gone = self._freed([block])
         block.pins -= 1
         if gone:
             self._free(block)
