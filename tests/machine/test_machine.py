@@ -109,7 +109,7 @@ def test_a_seed_gives_the_same_operations():
 def test_claims_that_nobody_checks_are_found_and_made_short(monkeypatch):
     """What the index says is believed: a block that is gone counts as held."""
 
-    def believe(pool, table, ids, epochs, version):
+    def believe(pool, table, ids, *rest):
         return np.full(len(ids), Reason.OK, np.int32)
 
     monkeypatch.setattr(matching, "_claim_reasons", believe)

@@ -43,19 +43,27 @@ MUTATIONS = (
     Mutation(
         "epoch-not-bumped-on-allocation",
         "lifecycle.py",
-        "        version=put(table.version, ids, version),\n"
-        "        epoch=add(table.epoch, ids, 1),\n",
-        "        version=put(table.version, ids, version),\n",
+        "        epoch=add(table.epoch, ids, 1),\n"
+        "        pins=put(table.pins, ids, 1),\n",
+        "        pins=put(table.pins, ids, 1),\n",
         "a block that is handed out again looks like the one before",
         _LIFECYCLE,
     ),
     Mutation(
         "epoch-not-bumped-on-free",
         "lifecycle.py",
-        "        form=put(table.form, ids, Form.NONE),\n"
-        "        epoch=add(table.epoch, ids, 1),\n",
-        "        form=put(table.form, ids, Form.NONE),\n",
+        "        epoch=add(table.epoch, ids, 1),\n"
+        "        pins=put(table.pins, ids, 0),\n",
+        "        pins=put(table.pins, ids, 0),\n",
         "a block that was evicted looks as if it were there",
+        _LIFECYCLE,
+    ),
+    Mutation(
+        "epoch-not-bumped-on-reopening",
+        "lifecycle.py",
+        "        epoch=add(table.epoch, ids, 1),\n        used=put",
+        "        used=put",
+        "a block that is written again looks like the finished one",
         _LIFECYCLE,
     ),
     Mutation(
