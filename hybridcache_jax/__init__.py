@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from hybridcache_jax.observe import MemoryRegistry as MemoryRegistry
     from hybridcache_jax.observe import Metrics as Metrics
     from hybridcache_jax.observe import PrometheusRegistry as PrometheusRegistry
+    from hybridcache_jax.offload.host_tier import HostTier as HostTier
+    from hybridcache_jax.offload.loads import Load as Load
+    from hybridcache_jax.offload.loads import LoadReport as LoadReport
     from hybridcache_jax.prefix_cache import PrefixCache as PrefixCache
     from hybridcache_jax.resume_plan import ResumePlan as ResumePlan
     from hybridcache_jax.retention import Retention as Retention
@@ -60,6 +63,7 @@ _HOME = {
     "Entries": "layers",
     "Entry": "entry",
     "Form": "forms",
+    "HostTier": "offload.host_tier",
     "HybridCache": "state",
     "HybridCacheError": "errors",
     "Identity": "identity",
@@ -69,6 +73,8 @@ _HOME = {
     "LeaseError": "errors",
     "MemoryRegistry": "observe",
     "Metrics": "observe",
+    "Load": "offload.loads",
+    "LoadReport": "offload.loads",
     "NoRoomError": "errors",
     "Overdue": "deadlines",
     "Plane": "entry",

@@ -13,16 +13,15 @@ import numpy as np
 from hybridcache_jax.codes import Provenance, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.state import StateTable
-from hybridcache_jax.validate import readable
 from hybridcache_jax.ways import Alternative
 
 
 def bounded(
     spec: CacheSpec,
-    tables: tuple[StateTable, ...],
+    facts: HostFacts,
     plan: ResumePlan,
     version: int,
     tokens: int,
@@ -37,7 +36,7 @@ def bounded(
 
     Args:
       spec: pools and layers.
-      tables: facts, as NumPy arrays.
+      facts: of this moment.
       plan: the plan that was solved.
       version: id of the plan's identity in the facts.
       tokens: least tokens to replay.
@@ -55,7 +54,7 @@ def bounded(
                 return plan
             lo, hi = required(pool.form, pool.geometry, point)
             start = min(start, lo if lo < hi else point)
-    if start <= plan.start or not _history_here(spec, tables, plan, version):
+    if start <= plan.start or not _history_here(spec, facts, plan, version):
         return plan
     seconds = cost.seconds(plan.num_tokens - start, 0)
     way = Alternative(
@@ -79,23 +78,22 @@ def bounded(
 
 
 def _history_here(
-    spec: CacheSpec, tables: tuple[StateTable, ...], plan: ResumePlan, version: int
+    spec: CacheSpec, facts: HostFacts, plan: ResumePlan, version: int
 ) -> bool:
     """Whether all that no replay rebuilds can be read now, up to ``lost_length``."""
     for number, pool in enumerate(spec.pools):
         if RULES[pool.form].remedy is not Remedy.REPLAY:
             count = plan.lost_length // pool.block_tokens
             first = np.arange(count, dtype=np.int32) * np.int32(pool.block_tokens)
-            good = readable(
-                tables[number],
+            reasons = facts.reasons(
+                number,
                 plan.claims.blocks[number][:count],
                 plan.claims.epochs[number][:count],
-                form=pool.form,
-                version=np.int32(version),
-                first=first,
-                provenance=np.int32(plan.provenance),
+                np.int32(version),
+                first,
+                plan.provenance,
             )
-            if not good.all():
+            if reasons.any():
                 return False
     return True
 

@@ -86,6 +86,7 @@ class Reason(enum.IntEnum):
     IN_OUTER_TIER = 34
     NOT_RETAINED = 35
     APPROXIMATE = 36
+    QUARANTINED = 37
     # Layer 4, alignment.
     MISALIGNED = 40
 
@@ -141,5 +142,6 @@ _REASON_TEXT = {
     Reason.IN_OUTER_TIER: "the block lies in an outer tier and must be loaded",
     Reason.NOT_RETAINED: "no block was kept for these positions",
     Reason.APPROXIMATE: "the block comes from an approximate replay",
+    Reason.QUARANTINED: "the block failed verification and is set aside",
     Reason.MISALIGNED: "the block's address or length breaks the backend's rules",
 }

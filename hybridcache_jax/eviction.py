@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax._indexing import get, put
+from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.lifecycle import evictable, free
@@ -20,7 +21,9 @@ from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.state import StateTable
 
 
-def begin(table: StateTable, count: jax.Array) -> tuple[StateTable, jax.Array]:
+def begin(
+    table: StateTable, count: jax.Array, protected: AnyArray
+) -> tuple[StateTable, jax.Array]:
     """Takes up to ``count`` evictable blocks out of sight: ``SEALED -> EVICTING``.
 
     The longest unused go first; among equals those at the highest position, so
@@ -29,12 +32,13 @@ def begin(table: StateTable, count: jax.Array) -> tuple[StateTable, jax.Array]:
     Args:
       table: facts of the pool.
       count: ``[]`` int32.
+      protected: ``[P]`` bool, blocks that stay whatever their age.
 
     Returns:
       The table, and ``[P]`` int32 ids of the chosen blocks (``P`` for padding), which
       :func:`finish` takes.
     """
-    candidates = evictable(table)
+    candidates = evictable(table) & ~protected
     order = jnp.lexsort((-table.first, table.used, ~candidates))
     chosen = candidates[order] & (jnp.arange(order.shape[0]) < count)
     ids = jnp.where(chosen, order, table.stage.shape[0]).astype(jnp.int32)
@@ -83,7 +87,7 @@ def finish(table: StateTable, ids: jax.Array) -> StateTable:
 
 def evict(table: StateTable, count: jax.Array) -> StateTable:
     """Both phases at once, for blocks that need not be copied out."""
-    return finish(*begin(table, count))
+    return finish(*begin(table, count, jnp.zeros(table.stage.shape, bool)))
 
 
 def recover(table: StateTable) -> StateTable:

@@ -21,7 +21,8 @@ from hybridcache_jax.state import StateTable
 
 LEGAL: Mapping[Stage, frozenset[Stage]] = MappingProxyType(
     {
-        Stage.FREE: frozenset({Stage.WRITING, Stage.LOADING}),
+        # A place of an outer tier takes in what is whole already.
+        Stage.FREE: frozenset({Stage.WRITING, Stage.LOADING, Stage.ON_DISK}),
         # A block that nobody stores goes with its last row.
         Stage.WRITING: frozenset({Stage.SEALED, Stage.FREE}),
         Stage.SEALED: frozenset(
@@ -30,7 +31,9 @@ LEGAL: Mapping[Stage, frozenset[Stage]] = MappingProxyType(
             | {Stage.WRITING}
         ),
         Stage.OFFLOADING: frozenset({Stage.ON_DISK, Stage.SEALED}),
-        Stage.ON_DISK: frozenset({Stage.LOADING, Stage.EVICTING}),
+        Stage.ON_DISK: frozenset(
+            {Stage.LOADING, Stage.EVICTING, Stage.QUARANTINED, Stage.FREE}
+        ),
         Stage.LOADING: frozenset({Stage.SEALED, Stage.QUARANTINED}),
         Stage.EVICTING: frozenset({Stage.FREE, Stage.SEALED}),
         Stage.QUARANTINED: frozenset({Stage.FREE}),
@@ -64,22 +67,47 @@ def allocate(
     Returns:
       The table, and ``[K]`` int32 ids (``P`` where nothing was handed out).
     """
-    size = table.stage.shape[0]
-    rank = jnp.cumsum(want) - want
-    place = table.num_free - 1 - rank
-    ids = jnp.where(want, get(table.free, place, size), size)
+    labels = {
+        "form": form,
+        "version": version,
+        "provenance": provenance,
+        "first": first,
+    }
+    return _hand_out(table, want, Stage.WRITING, 1, clock, **labels)
+
+
+def receive(
+    table: StateTable,
+    want: jax.Array,
+    *,
+    form: Form,
+    version: jax.Array,
+    provenance: jax.Array,
+    first: jax.Array,
+    clock: jax.Array,
+) -> tuple[StateTable, jax.Array]:
+    """Hands out blocks for what comes back from an outer tier: ``FREE -> LOADING``.
+
+    Args and returns: as :func:`allocate`; nobody has pinned them.
+    """
+    labels = {
+        "form": form,
+        "version": version,
+        "provenance": provenance,
+        "first": first,
+    }
+    return _hand_out(table, want, Stage.LOADING, 0, clock, **labels)
+
+
+def register(table: StateTable, ids: jax.Array) -> StateTable:
+    """``LOADING -> SEALED``, held by a stored prefix; other stages stay as they are."""
+    loading = get(table.stage, ids, Stage.FREE) == Stage.LOADING
+    ids = _masked(table, ids, loading)
     return dataclasses.replace(
         table,
-        stage=put(table.stage, ids, Stage.WRITING),
-        form=put(table.form, ids, form),
-        version=put(table.version, ids, version),
-        provenance=put(table.provenance, ids, provenance),
-        epoch=add(table.epoch, ids, 1),
-        pins=put(table.pins, ids, 1),
-        first=put(table.first, ids, first),
-        used=put(table.used, ids, clock),
-        num_free=table.num_free - jnp.sum(ids < size, dtype=jnp.int32),
-    ), ids
+        stage=put(table.stage, ids, Stage.SEALED),
+        kept=put(table.kept, ids, True),
+    )
 
 
 def seal(table: StateTable, ids: jax.Array) -> StateTable:
@@ -193,6 +221,27 @@ def account(table: StateTable) -> dict[str, jax.Array]:
         "total": xp.ones_like(sealed),
     }
     return {name: xp.sum(part, dtype=xp.int32) for name, part in counts.items()}
+
+
+def _hand_out(
+    table, want, stage: Stage, pins: int, clock, *, form, version, provenance, first
+):
+    size = table.stage.shape[0]
+    rank = jnp.cumsum(want) - want
+    place = table.num_free - 1 - rank
+    ids = jnp.where(want, get(table.free, place, size), size)
+    return dataclasses.replace(
+        table,
+        stage=put(table.stage, ids, stage),
+        form=put(table.form, ids, form),
+        version=put(table.version, ids, version),
+        provenance=put(table.provenance, ids, provenance),
+        epoch=add(table.epoch, ids, 1),
+        pins=put(table.pins, ids, pins),
+        first=put(table.first, ids, first),
+        used=put(table.used, ids, clock),
+        num_free=table.num_free - jnp.sum(ids < size, dtype=jnp.int32),
+    ), ids
 
 
 def _first_mentions(ids: jax.Array) -> jax.Array:

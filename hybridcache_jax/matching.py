@@ -4,20 +4,18 @@ The order is that of the validation layers: is anything claimed at all, is the p
 legal, do facts and claims agree, what does every form require, what is cheapest.
 """
 
-import jax
 import numpy as np
 
-from hybridcache_jax.codes import Provenance, Reason, Verdict
+from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.prefix_index import PrefixIndex, no_claims
 from hybridcache_jax.resume import Holdings, Solution, solve
 from hybridcache_jax.resume_plan import FormReport, ResumePlan
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec, PoolSpec
-from hybridcache_jax.state import HybridCache, StateTable
-from hybridcache_jax.validate import facts, readable
 from hybridcache_jax.ways import blocks_to_load, proved_ways
 
 # Points that are tried before all of them.
@@ -26,7 +24,7 @@ _NEAR = 256
 
 def make_plan(
     spec: CacheSpec,
-    tables: tuple[StateTable, ...],
+    facts: HostFacts,
     index: PrefixIndex,
     tokens: np.ndarray,
     key: Key,
@@ -38,7 +36,7 @@ def make_plan(
 
     Args:
       spec: pools and layers.
-      tables: facts, as NumPy arrays (:func:`snapshot`).
+      facts: of this moment.
       index: claims.
       tokens: ``[n]`` int32.
       key: who asks, and whose claims count.
@@ -49,9 +47,16 @@ def make_plan(
     shared = key.reason == Reason.OK
     claims = index.lookup(key, tokens, contents) if shared else no_claims(spec)
     reasons = [
-        _claim_reasons(pool, table, ids, seen, version, key.provenance)
-        for pool, table, ids, seen in zip(
-            spec.pools, tables, claims.blocks, claims.epochs, strict=True
+        facts.reasons(
+            number,
+            ids,
+            seen,
+            np.int32(version),
+            _firsts(pool, len(ids)),
+            key.provenance,
+        )
+        for number, (pool, ids, seen) in enumerate(
+            zip(spec.pools, claims.blocks, claims.epochs, strict=True)
         )
     ]
     points = np.arange(0, claims.length + 1, spec.grid, dtype=np.int32)
@@ -117,36 +122,9 @@ def make_cold_plan(
     )
 
 
-def snapshot(cache: HybridCache) -> tuple[StateTable, ...]:
-    """The facts as NumPy arrays; waits for the last step to finish.
-
-    They may be views of device memory: drop them before the cache is donated.
-    """
-    return jax.tree.map(np.asarray, cache.tables)
-
-
-def _claim_reasons(
-    pool: PoolSpec,
-    table: StateTable,
-    ids: np.ndarray,
-    epochs: np.ndarray,
-    version: int,
-    provenance: Provenance,
-) -> np.ndarray:
-    """``[N]`` int32 reasons of one pool's claims, all OK in the common case."""
-    claim = {
-        "form": pool.form,
-        "version": np.int32(version),
-        "provenance": np.int32(provenance),
-        "first": np.arange(len(ids), dtype=np.int32) * np.int32(pool.block_tokens),
-    }
-    good = readable(table, ids, epochs, **claim)
-    reasons = np.zeros(len(ids), np.int32)
-    bad = np.flatnonzero(~good)
-    if len(bad):
-        claim["first"] = claim["first"][bad]
-        reasons[bad] = facts(table, ids[bad], epochs[bad], **claim)
-    return reasons
+def _firsts(pool: PoolSpec, count: int) -> np.ndarray:
+    """First token positions of ``count`` blocks from the beginning on."""
+    return np.arange(count, dtype=np.int32) * np.int32(pool.block_tokens)
 
 
 def _solve(

@@ -23,24 +23,26 @@ from hybridcache_jax.contents import Contents, Span
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.deadlines import Overdue
 from hybridcache_jax.errors import LeaseError
-from hybridcache_jax.forms import RULES, Form, Remedy
+from hybridcache_jax.forms import Form
+from hybridcache_jax.host_facts import HostFacts, snapshot
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease, Receipt
-from hybridcache_jax.lineage import Lineage, OnFacts, facts_of, with_tables
-from hybridcache_jax.matching import make_cold_plan, make_plan, snapshot
+from hybridcache_jax.lineage import Lineage, OnFacts, facts_of
+from hybridcache_jax.matching import make_cold_plan, make_plan
 from hybridcache_jax.observe.declarations import Where, Why
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.observe.watch import Watch
-from hybridcache_jax.prefix_index import NOTHING, Holds, PrefixIndex
+from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.offload.loads import Load, LoadReport
+from hybridcache_jax.offload.outer import Outer
+from hybridcache_jax.points import At, Point, pass_by
+from hybridcache_jax.prefix_index import NOTHING, PrefixIndex
 from hybridcache_jax.publication import collect
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key, ReusePolicy, Rollout, Scope
-from hybridcache_jax.state import HybridCache, StateTable
+from hybridcache_jax.state import HybridCache
 from hybridcache_jax.tokens import token_array
-from hybridcache_jax.validate import facts
-
-# Version of identities that have never written; blocks count from 1.
-_UNKNOWN = 0
+from hybridcache_jax.upkeep import UNKNOWN, Upkeep
 
 
 class PrefixCache:
@@ -61,6 +63,8 @@ class PrefixCache:
         cost: CostModel = CostModel(),
         metrics: Metrics = Metrics(),
         placeholders: TokenIds = (),
+        tier: HostTier | None = None,
+        at: At = pass_by,
     ):
         """An empty store of prefixes.
 
@@ -71,6 +75,8 @@ class PrefixCache:
           metrics: where to count what happens; by default nowhere.
           placeholders: token ids that stand for content.  A prompt that has one without
             saying which (``contents`` of :meth:`match`) is not reused from there on.
+          tier: takes what is evicted, so that it can be loaded again; None to lose it.
+          at: called with every point that is passed, to inject faults.
         """
         self.plan = plan
         self.cost = cost
@@ -79,10 +85,10 @@ class PrefixCache:
         self._versions: dict[Identity, int] = {}
         self._line = Lineage(plan)
         self._watch = Watch(plan, metrics)
-        self._essential = tuple(
-            number
-            for number, pool in enumerate(plan.spec.pools)
-            if RULES[pool.form].remedy is not Remedy.REPLAY
+        self._at = at
+        self._outer = None if tier is None else Outer(plan, tier, self._index, at)
+        self._upkeep = Upkeep(
+            plan, self._index, self._versions, self._outer, self._watch, at
         )
         self._admit = OnFacts(leaselib.admit)
         self._release = OnFacts(leaselib.release)
@@ -90,10 +96,6 @@ class PrefixCache:
         self._keep = OnFacts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
         self._branching = Branching(plan)
-        self._begin_eviction = jax.jit(eviction.begin)
-        self._finish_eviction = jax.jit(eviction.finish)
-        self._recover = jax.jit(eviction.recover)
-        self._forget = jax.jit(eviction.forget)
 
     @property
     def stored_tokens(self) -> int:
@@ -191,14 +193,14 @@ class PrefixCache:
                 "None asks for exact plans only."
             )
         key = self._rollout.key(identity, request=request, session=session)
-        tables, known = snapshot(cache), Contents.of(contents, len(ids))
-        plan = self._solved(tables, ids, key, known)
+        facts, known = self._upkeep.facts(cache), Contents.of(contents, len(ids))
+        plan = self._solved(facts, ids, key, known)
         if approximate_replay is not None:
-            version = self._versions.get(key.identity, _UNKNOWN)
-            other = self._solved(tables, ids, marked(plan).key, known)
+            version = self._versions.get(key.identity, UNKNOWN)
+            other = self._solved(facts, ids, marked(plan).key, known)
             shorter = (
                 bounded(
-                    self.plan.spec, tables, way, version, approximate_replay, self.cost
+                    self.plan.spec, facts, way, version, approximate_replay, self.cost
                 )
                 for way in (plan, other)
             )
@@ -209,18 +211,18 @@ class PrefixCache:
 
     def _solved(
         self,
-        tables: tuple[StateTable, ...],
+        facts: HostFacts,
         ids: np.ndarray,
         key: Key,
         contents: Contents,
     ) -> ResumePlan:
         return make_plan(
             self.plan.spec,
-            tables,
+            facts,
             self._index,
             ids,
             key,
-            self._versions.get(key.identity, _UNKNOWN),
+            self._versions.get(key.identity, UNKNOWN),
             self.cost,
             contents,
         )
@@ -287,6 +289,7 @@ class PrefixCache:
         due = deadlines.deadline_at(cache, deadline)
         (row,) = leaselib.idle_rows(cache, 1)
         version = self._version(plan.identity)
+        self._at(Point.ACQUIRE_MATCHED)
         cache, status, ticket = self._admit(
             cache, leaselib.admission(self.plan, plan, row, version, due)
         )
@@ -295,6 +298,8 @@ class PrefixCache:
             raise LeaseError(
                 "A block of this plan changed hands since it was matched; match again."
             )
+        if self._outer is not None:
+            self._outer.settle(plan)
         lease = Lease(row, int(ticket), plan)
         self._watch.acquired(cache, lease)
         return self._line.stamped(cache), lease
@@ -317,7 +322,42 @@ class PrefixCache:
           LeaseError: if the lease no longer holds; nothing is published.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        return self._publish(cache, lease, finished=False)
+        self._line.require_newest(cache)
+        return self._line.stamped(self._publish(cache, lease, finished=False))
+
+    def _publish(
+        self, cache: HybridCache, lease: Lease, *, finished: bool
+    ) -> HybridCache:
+        row, ticket = np.array([lease.row]), np.array([lease.ticket])
+        status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
+        if status[0] != Status.OK:
+            self._watch.stale(Where.PUBLISH)
+            raise LeaseError(
+                f"The lease on row {lease.row} no longer holds; nothing was published. "
+                "Match and acquire again."
+            )
+        key, contents = lease.plan.key, lease.plan.contents
+        if int(view.provenance[0]) > key.provenance:
+            raise LeaseError(
+                f"Row {lease.row} is approximate and its lease says exact; nothing was "
+                "published. Publish it by the lease it was admitted with."
+            )
+        ids = log[0, : int(view.length[0])]
+        ids = ids[: self._index.storable(ids, contents)]
+        tables = snapshot(cache.tables)
+        offer = collect(self.plan, view, ids, lease.plan, tables, finished=finished)
+        if offer is None or not self._rollout.holds(key):
+            return cache
+        here = (Reason.OK,)
+        holds = self._upkeep.holds(self._upkeep.facts(cache), key, here)
+        self._index.insert(
+            key, offer.tokens, offer.blocks, offer.epochs, holds, contents
+        )
+        self._at(Point.PUBLISH_CLAIMED)
+        accepted = self._index.lookup(key, offer.tokens, contents)
+        after = self._keep(cache, *offer.marks(self.plan, accepted))
+        self._watch.stored(cache, after)
+        return self._upkeep.within_index(after)
 
     def release(
         self, cache: HybridCache, lease: Receipt, *, publish: bool = True
@@ -343,6 +383,7 @@ class PrefixCache:
                     "release it with publish=False."
                 )
             cache = self._publish(cache, lease, finished=True)
+            self._at(Point.RELEASE_PUBLISHED)
         cache, status = self._release(cache, lease.row, lease.ticket)
         if int(status) != Status.OK:
             raise LeaseError(
@@ -393,6 +434,61 @@ class PrefixCache:
                 f"Row {lease.row} cannot be renewed: {Status.STALE.explanation}."
             )
         return self._line.stamped(cache)
+
+    def load(
+        self, cache: HybridCache, plan: ResumePlan, *, deadline: int | None = None
+    ) -> Load:
+        """Asks for the blocks that a plan waits for; :meth:`poll` brings them.
+
+        What the plan needs on the device is not evicted from here on, until the plan
+        that follows is acquired or the load is given up.
+
+        Args:
+          cache: the cache of this moment.
+          plan: from :meth:`match`, with the verdict NEEDS_IO.
+          deadline: ticks of ``cache.clock`` after which it is given up; None for never.
+
+        Returns:
+          A receipt, for :meth:`cancel` and to know its reports.
+
+        Raises:
+          ValueError: for a plan of another verdict.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        if plan.verdict != Verdict.NEEDS_IO or self._outer is None:
+            raise ValueError(
+                f"Only a plan with the verdict NEEDS_IO has something to load, this "
+                f"one is {plan.verdict.name}."
+            )
+        last = None if deadline is None else int(cache.clock) + deadline
+        return self._outer.ask(plan, last)
+
+    def poll(self, cache: HybridCache) -> tuple[HybridCache, tuple[LoadReport, ...]]:
+        """Takes every load as far as it goes.  Call it between steps.
+
+        A load is registered whole, in one update, after all of it was verified; one
+        that fails changes nothing and its blocks are not counted on again.
+
+        Args:
+          cache: the cache; its memory is donated, go on from the one returned.
+
+        Returns:
+          The cache, and a report for every load that was on its way.
+
+        Raises:
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        if self._outer is None:
+            return cache, ()
+        cache, reports = self._outer.poll(cache, self._upkeep.make_room)
+        return self._line.stamped(cache), reports
+
+    def cancel(self, load: Load) -> None:
+        """Gives a load up; what it brought already stays like any stored prefix."""
+        if self._outer is not None:
+            self._outer.cancel(load)
 
     def fork(self, cache: HybridCache, lease: Lease) -> tuple[HybridCache, Lease]:
         """A second row that stands where the first does, and its receipt.
@@ -558,19 +654,18 @@ class PrefixCache:
           cache: the cache.
           blocks: per pool, free blocks wanted.
         """
-        short = [
-            max(0, want - int(table.num_free))
-            for want, table in zip(blocks, cache.tables, strict=True)
-        ]
-        return self._evict_counts(cache, short, Why.ROOM) if any(short) else cache
+        self._line.require_newest(cache)
+        after = self._upkeep.make_room(cache, blocks)
+        return cache if after is cache else self._line.stamped(after)
 
     def evict(self, cache: HybridCache, form: Form) -> HybridCache:
         """Evicts every stored block of one form that nobody has pinned."""
+        self._line.require_newest(cache)
         counts = [
             count if pool.form == form else 0
             for pool, count in zip(self.plan.spec.pools, self.plan.blocks, strict=True)
         ]
-        return self._evict_counts(cache, counts, Why.ASKED)
+        return self._line.stamped(self._upkeep.evict(cache, counts, Why.ASKED))
 
     def shrink(self, cache: HybridCache, nbytes: int) -> HybridCache:
         """Evicts stored blocks worth so many bytes, as far as that is possible.
@@ -589,11 +684,12 @@ class PrefixCache:
         """
         if nbytes < 0:
             raise ValueError(f"Bytes to give up cannot be negative, got {nbytes}.")
-        none = [0] * len(self.plan.blocks)
-        cache = self._evict_counts(cache, none, Why.ASKED)
-        pools = self.plan.spec.pools
-        counts = eviction.cheapest(pools, snapshot(cache), nbytes)
-        return self._evict_counts(cache, counts, Why.ASKED)
+        self._line.require_newest(cache)
+        after = self._upkeep.without_dead_weight(cache)
+        self._watch.lost(cache, after)
+        tables = snapshot(after.tables)
+        counts = eviction.cheapest(self.plan.spec.pools, tables, nbytes)
+        return self._line.stamped(self._upkeep.evict(after, counts, Why.ASKED))
 
     def recover(self, cache: HybridCache) -> HybridCache:
         """Settles what an interrupted eviction left behind.
@@ -608,10 +704,7 @@ class PrefixCache:
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        after = with_tables(cache, map(self._recover, cache.tables))
-        after = self._without_dead_weight(after)
-        self._watch.lost(cache, after)
-        return self._line.stamped(after)
+        return self._line.stamped(self._upkeep.recover(cache))
 
     def warm_up(
         self, cache: HybridCache, identity: Identity, *, sequences: bool = False
@@ -639,8 +732,7 @@ class PrefixCache:
             cache = self._keep(cache, nothing, nothing)
             cache = self.renew(cache, lease, None)
             cache = self.release(cache, lease, publish=False)
-        none = [0] * len(self.plan.blocks)
-        return self.recover(self._evict_counts(cache, none, Why.ASKED))
+        return self.recover(self.evict(cache, Form.NONE))
 
     def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
         """Per pool, how many blocks are what; the parts add up to ``total``.
@@ -649,110 +741,12 @@ class PrefixCache:
         """
         accounts = {
             pool.name: {k: int(v) for k, v in lifecycle.account(table).items()}
-            for pool, table in zip(self.plan.spec.pools, snapshot(cache), strict=True)
+            for pool, table in zip(
+                self.plan.spec.pools, snapshot(cache.tables), strict=True
+            )
         }
         self._watch.sampled(accounts, self._index)
         return accounts
 
-    def _publish(
-        self, cache: HybridCache, lease: Lease, *, finished: bool
-    ) -> HybridCache:
-        self._line.require_newest(cache)
-        row, ticket = np.array([lease.row]), np.array([lease.ticket])
-        status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
-        if status[0] != Status.OK:
-            self._watch.stale(Where.PUBLISH)
-            raise LeaseError(
-                f"The lease on row {lease.row} no longer holds; nothing was published. "
-                "Match and acquire again."
-            )
-        key, contents, tables = lease.plan.key, lease.plan.contents, snapshot(cache)
-        if int(view.provenance[0]) > key.provenance:
-            raise LeaseError(
-                f"Row {lease.row} is approximate and its lease says exact; nothing was "
-                "published. Publish it by the lease it was admitted with."
-            )
-        ids = log[0, : int(view.length[0])]
-        ids = ids[: self._index.storable(ids, contents)]
-        offer = collect(self.plan, view, ids, lease.plan, tables, finished=finished)
-        if offer is None or not self._rollout.holds(key):
-            return cache
-        holds = self._holds(tables, key)
-        self._index.insert(
-            key, offer.tokens, offer.blocks, offer.epochs, holds, contents
-        )
-        accepted = self._index.lookup(key, offer.tokens, contents)
-        after = self._keep(cache, *offer.marks(self.plan, accepted))
-        self._watch.stored(cache, after)
-        if not self._essential and self._index.stored_tokens > self.plan.index_tokens:
-            after = self._within_index(after)
-        return self._line.stamped(after)
-
-    def _within_index(self, cache: HybridCache) -> HybridCache:
-        """Drops the oldest claims where no history bounds how many there are."""
-        now = snapshot(cache)
-        self._index.shed(
-            self.plan.index_tokens,
-            lambda key: self._holds(now, key),
-            [np.asarray(table.used) for table in now],
-        )
-        after = self._without_dead_weight(cache)
-        self._watch.lost(cache, after)
-        return after
-
-    def _evict_counts(
-        self, cache: HybridCache, counts: Sequence[int], why: Why
-    ) -> HybridCache:
-        self._line.require_newest(cache)
-        begun = [
-            self._begin_eviction(table, np.int32(count))
-            for table, count in zip(cache.tables, counts, strict=True)
-        ]
-        after = self._without_dead_weight(with_tables(cache, (t for t, _ in begun)))
-        finished = (
-            self._finish_eviction(table, ids)
-            for table, (_, ids) in zip(after.tables, begun, strict=True)
-        )
-        after = with_tables(after, finished)
-        self._watch.lost(cache, after, [ids for _, ids in begun], why)
-        return self._line.stamped(after)
-
-    def _without_dead_weight(self, cache: HybridCache) -> HybridCache:
-        """Drops claims that can never be resumed, and what nobody claims any more."""
-        now = snapshot(cache)
-
-        def holds_for(key: Key) -> Holds:
-            return self._holds(now, key)
-
-        self._index.prune(holds_for, self._essential)
-        tables = []
-        claimed = self._index.claimed(holds_for)
-        for table, count, ids in zip(
-            cache.tables, self.plan.blocks, claimed, strict=True
-        ):
-            named = np.zeros(count, bool)
-            named[ids] = True
-            tables.append(self._forget(table, named))
-        return with_tables(cache, tables)
-
     def _version(self, identity: Identity) -> int:
         return self._versions.setdefault(identity, len(self._versions) + 1)
-
-    def _holds(self, tables: tuple[StateTable, ...], key: Key) -> Holds:
-        """Which claims under a key are true by the facts in ``tables``."""
-        version = np.int32(self._versions.get(key.identity, _UNKNOWN))
-
-        def holds(number, ids, epochs, first):
-            form = self.plan.spec.pools[number].form
-            reason = facts(
-                tables[number],
-                ids,
-                epochs,
-                form=form,
-                version=version,
-                first=first,
-                provenance=np.int32(key.provenance),
-            )
-            return (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
-
-        return holds

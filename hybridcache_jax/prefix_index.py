@@ -288,6 +288,35 @@ class PrefixIndex:
                 stack.extend((below, child) for child in node.children.values())
         return tuple(_join(ids) for ids in found)
 
+    def move(
+        self,
+        pool: int,
+        old: tuple[np.ndarray, np.ndarray],
+        new: tuple[np.ndarray, np.ndarray],
+    ) -> None:
+        """Lets claims follow blocks that moved to or from an outer tier.
+
+        Args:
+          pool: index of the pool.
+          old: ``[n]`` int32 ids and epochs that were claimed.
+          new: ``[n]`` int32 ids and epochs where the same content lies now.
+        """
+        if not len(old[0]):
+            return
+        order = np.argsort(old[0])
+        ids, epochs = old[0][order], old[1][order]
+        for node in self._nodes():
+            claimed, seen = node.blocks[pool], node.epochs[pool]
+            place = np.searchsorted(ids, claimed)
+            inside = np.minimum(place, len(ids) - 1)
+            moved = (ids[inside] == claimed) & (epochs[inside] == seen)
+            if moved.any():
+                to = order[inside]
+                claimed = np.where(moved, new[0][to], claimed)
+                seen = np.where(moved, new[1][to], seen)
+                node.blocks = _replaced(node.blocks, pool, claimed)
+                node.epochs = _replaced(node.epochs, pool, seen)
+
     def _prune_below(self, children, at, holds, essential) -> None:
         for unit, node in list(children.items()):
             length = len(node.tokens)
@@ -359,8 +388,9 @@ class PrefixIndex:
             good = self._good(pool, ids, seen, 0, holds)
             if good.all():
                 continue
-            ids = np.where(good, ids, fresh.blocks[pool][: len(ids)])
-            seen = np.where(good, seen, fresh.epochs[pool][: len(seen)])
+            new, stamps = fresh.blocks[pool][: len(ids)], fresh.epochs[pool][: len(ids)]
+            good = good | (new == NOTHING)
+            ids, seen = np.where(good, ids, new), np.where(good, seen, stamps)
             at = 0
             for node in path:
                 end = at + len(node.blocks[pool])

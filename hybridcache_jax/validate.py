@@ -21,6 +21,7 @@ from hybridcache_jax.spec import CacheSpec, Part, PoolSpec
 from pallas_kernels.contracts import ReadContract
 
 if TYPE_CHECKING:
+    from hybridcache_jax.offload.host_tier import Places
     from hybridcache_jax.state import StateTable
 
 
@@ -103,7 +104,7 @@ def _unusable(spec: CacheSpec, pool: PoolSpec):
 
 
 def facts(
-    table: "StateTable",
+    table: "StateTable | Places",
     ids: Array,
     epochs: Array,
     *,
@@ -139,7 +140,7 @@ def facts(
 
 
 def readable(
-    table: "StateTable",
+    table: "StateTable | Places",
     ids: Array,
     epochs: Array,
     *,
@@ -180,7 +181,8 @@ def _conditions(table, ids, epochs, form, version, first, provenance, writable):
         (Reason.VERSION_CHANGED, look(table.version) == version),
         (Reason.APPROXIMATE, look(table.provenance) <= provenance),
         (Reason.WRONG_FORM, ((label == form) | outer) & (look(table.first) == first)),
-        (Reason.IN_OUTER_TIER, ~outer | (stage == Stage.QUARANTINED)),
+        (Reason.QUARANTINED, stage != Stage.QUARANTINED),
+        (Reason.IN_OUTER_TIER, ~outer),
         (Reason.NOT_SEALED, done),
     )
 

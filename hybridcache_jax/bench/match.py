@@ -12,6 +12,7 @@ from hybridcache_jax.capacity import plan_capacity
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.entry import Entry
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Entries, LayerSpec, Window
 from hybridcache_jax.matching import make_plan
@@ -59,7 +60,8 @@ def run() -> Report:
     lost = (dataclasses.replace(facts[0], epoch=facts[0].epoch + 1), facts[1])
 
     def match(tables=facts):
-        return make_plan(spec, tables, index, prompt, key, 1, CostModel())
+        now = HostFacts(spec, tables)
+        return make_plan(spec, now, index, prompt, key, 1, CostModel())
 
     found = match()
     if found.length != (_TOKENS - 1) // _BLOCK * _BLOCK:

@@ -25,6 +25,8 @@ SIZE, WIDTH = 6, 4
 PADDING = (SIZE, SIZE + 1, 2**31 - 1, -1, -SIZE, -(2**31))
 
 allocate = jax.jit(functools.partial(lifecycle.allocate, form=Form.SWA_WINDOW))
+receive = jax.jit(functools.partial(lifecycle.receive, form=Form.SWA_WINDOW))
+register = jax.jit(lifecycle.register)
 seal = jax.jit(lifecycle.seal)
 pin = jax.jit(lifecycle.pin)
 unpin = jax.jit(lifecycle.unpin)
@@ -131,7 +133,10 @@ def check(table: StateTable, model: Model):
         "evictable": evictable,
         "pinned": model.count(Stage.SEALED) - evictable,
         "writing": model.count(Stage.WRITING),
-        "moving": model.count(Stage.EVICTING) + model.count(Stage.QUARANTINED),
+        "moving": sum(
+            model.count(stage)
+            for stage in (Stage.LOADING, Stage.EVICTING, Stage.QUARANTINED)
+        ),
     }
     assert np.asarray(lifecycle.evictable(table)).tolist() == [
         block.evictable for block in model.blocks
@@ -152,6 +157,8 @@ STEPS = st.lists(
                 "unpin",
                 "keep",
                 "keep",
+                "receive",
+                "register",
                 "evict",
                 "begin",
                 "finish",
@@ -174,13 +181,14 @@ def step(table, model, name, numbers, amount):
     blocks = model.blocks
     model.clock += 1
     clock = jnp.int32(model.clock)
-    if name == "allocate":
+    if name in ("allocate", "receive"):
         want = np.array([place in numbers for place in range(WIDTH)])
         first = np.arange(WIDTH, dtype=np.int32) + amount
         version = np.arange(WIDTH, dtype=np.int32) + 10 * amount
         before = {n for n, block in enumerate(blocks) if block.stage == Stage.FREE}
         grade = version % 2
-        table, ids = allocate(
+        hand_out = allocate if name == "allocate" else receive
+        table, ids = hand_out(
             table, want, version=version, provenance=grade, first=first, clock=clock
         )
         ids = np.asarray(ids).tolist()
@@ -192,8 +200,9 @@ def step(table, model, name, numbers, amount):
         assert set(taken) <= before
         for place in served:
             block = blocks[ids[place]]
-            block.stage, block.form = Stage.WRITING, Form.SWA_WINDOW
-            block.pins, block.kept = 1, False
+            mine = name == "allocate"
+            block.stage = Stage.WRITING if mine else Stage.LOADING
+            block.form, block.pins, block.kept = Form.SWA_WINDOW, int(mine), False
             block.version, block.first = int(version[place]), int(first[place])
             block.provenance = int(grade[place])
             block.epoch += 1
@@ -203,6 +212,11 @@ def step(table, model, name, numbers, amount):
         for number in numbers:
             if blocks[number].stage == Stage.WRITING:
                 blocks[number].stage = Stage.SEALED
+    elif name == "register":
+        table = register(table, vector(numbers, amount))
+        for number in numbers:
+            if blocks[number].stage == Stage.LOADING:
+                blocks[number].stage, blocks[number].kept = Stage.SEALED, True
     elif name == "pin":
         # Only blocks that somebody may refer to are pinned.
         open_to_readers = (Stage.WRITING, Stage.SEALED)
@@ -225,12 +239,15 @@ def step(table, model, name, numbers, amount):
             if blocks[number].stage == Stage.SEALED:
                 blocks[number].kept = True
     elif name in ("evict", "begin"):
-        order = model.eviction_order()
+        safe = set(numbers) if name == "begin" else set()
+        order = [n for n in model.eviction_order() if n not in safe]
         keys = [(blocks[n].used, -blocks[n].first) for n in order]
         if name == "evict":
             table = evict(table, jnp.int32(amount))
         else:
-            table, ids = begin(table, jnp.int32(amount))
+            table, ids = begin(
+                table, jnp.int32(amount), np.isin(np.arange(SIZE), numbers)
+            )
         gone = [n for n in order if int(table.stage[n]) != Stage.SEALED]
         assert len(gone) == min(amount, len(order))
         # Equals may go in any order; nobody goes before one that was due.
@@ -269,7 +286,7 @@ def step(table, model, name, numbers, amount):
     elif name == "quarantine":
         table = quarantine(table, vector(numbers, amount))
         for number in numbers:
-            if blocks[number].stage == Stage.SEALED:
+            if blocks[number].stage in (Stage.SEALED, Stage.LOADING):
                 blocks[number].stage, blocks[number].kept = Stage.QUARANTINED, False
     else:
         table = discard(table)

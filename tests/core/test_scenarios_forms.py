@@ -16,6 +16,7 @@ from hybridcache_jax.codes import Reason, Stage, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import RULES, Form, Geometry, Remedy, required
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import (
     Chunk,
@@ -130,7 +131,7 @@ class Store:
     def match(self, tokens, identity=ME, cost=CostModel()):
         return make_plan(
             self.spec,
-            self.tables,
+            HostFacts(self.spec, tuple(self.tables)),
             self.index,
             np.array(tokens, np.int32),
             Key(identity),

@@ -31,6 +31,7 @@ from hybridcache_jax import matching
 from hybridcache_jax.codes import Reason, Stage, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import Form
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Chunk, Entries, IndexKeys, LayerSpec, Window
 from hybridcache_jax.prefix_index import PrefixIndex
@@ -287,7 +288,8 @@ def check_plan(spec, rng):
     whole = (num_tokens if num_tokens <= length else length) // spec.grid * spec.grid
     grid = range(0, whole + 1, spec.grid)
     case = Case(**{**vars(case), "points": np.array(grid, np.int32)})
-    plan = matching.make_plan(spec, tables, index, prompt, ME, VERSION, cost)
+    now = HostFacts(spec, tables)
+    plan = matching.make_plan(spec, now, index, prompt, ME, VERSION, cost)
     ways, best = answer_of_oracle(case)
     prompt = prompt_of(spec)
     rates = Fraction(cost.seconds_per_token), Fraction(cost.seconds_per_byte)

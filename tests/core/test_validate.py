@@ -251,10 +251,11 @@ def test_only_the_writer_may_read_what_it_is_writing(make):
     table = table_of(rows, make)
     ids = range(len(rows))
     closed = [Reason.OK if s == Stage.SEALED else Reason.NOT_SEALED for s in Stage]
+    closed[Stage.QUARANTINED] = Reason.QUARANTINED
     assert judge(table, ids, make).tolist() == closed
     opened = [
-        Reason.OK if s in (Stage.SEALED, Stage.WRITING) else Reason.NOT_SEALED
-        for s in Stage
+        Reason.OK if s == Stage.WRITING else reason
+        for s, reason in zip(Stage, closed, strict=True)
     ]
     assert judge(table, ids, make, writable=True).tolist() == opened
 
@@ -286,7 +287,7 @@ def test_a_record_that_failed_verification_is_not_loadable(make):
     """Quarantined: loading it again would fail again."""
     row = {"form": int(Form.ON_DISK_PREFIX), "stage": int(Stage.QUARANTINED)}
     reason = Reason(int(judge(table_of([row], make), [0], make)[0]))
-    assert reason not in (Reason.OK, Reason.IN_OUTER_TIER)
+    assert reason == Reason.QUARANTINED
 
 
 def test_facts_have_the_shape_of_the_ids():
@@ -403,13 +404,9 @@ BIG = [0, 1, 131_072, 1_048_577, 2**31 - 1]
         (16_386, 6),
         (48, 48),
         (49_152, 48),
-        (98_304, 65_536),
-        (98_304, 98_304),
         (65_537, 1),
         (12, 8),
         (16_384, 16_385),
-        (3 * 65_537, 65_537),
-        (100_003, 65_537),
     ],
 )
 def test_alignment_is_exact_for_large_addresses(length, unit, make):

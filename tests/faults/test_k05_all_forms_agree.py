@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import hybridcache_jax as hc
 from hybridcache_jax import Form, LeaseError, Reason, Verdict
 from hybridcache_jax.forms import RULES, Remedy
-from hybridcache_jax.matching import make_plan, snapshot
+from hybridcache_jax.host_facts import HostFacts
+from hybridcache_jax.matching import make_plan
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 
@@ -195,7 +196,7 @@ def in_order(session, order, prompt):
     layers = [model.plan.spec.layers[n] for n in order]
     blocks = {pool.form: pool.block_tokens for pool in model.plan.spec.pools}
     spec = hc.CacheSpec.from_layers(layers, block_tokens=blocks)
-    tables = snapshot(session.cache)
+    tables = session.cache.tables
     index = PrefixIndex(spec)
     index.insert(
         Key(model.identity),
@@ -206,7 +207,7 @@ def in_order(session, order, prompt):
     )
     return make_plan(
         spec,
-        tuple(tables[n] for n in order),
+        HostFacts(spec, tuple(tables[n] for n in order)),
         index,
         np.array(prompt, np.int32),
         Key(model.identity),

@@ -13,7 +13,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax import LeaseError, Reason, Verdict
+from hybridcache_jax import LeaseError, Reason, Verdict, eviction
 
 # Few tokens, so that tenants store and ask for each other's prefixes.
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=12)
@@ -54,7 +54,9 @@ def order_of_going(session, tenant, prompts):
                 names[pool, block] = tuple(tokens[: (number + 1) * size])
     for pool, table in enumerate(session.cache.tables):
         while True:
-            table, ids = session.prefixes._begin_eviction(table, np.int32(1))
+            table, ids = eviction.begin(
+                table, np.int32(1), np.zeros(len(table.stage), bool)
+            )
             block = int(ids[0])
             if block >= len(table.stage):
                 break

@@ -162,7 +162,8 @@ def test_a_row_never_outgrows_its_capacity(length):
 
 def compiled_functions(prefixes):
     """Everything that the façade compiles."""
-    parts = [*vars(prefixes).values(), *vars(prefixes._branching).values()]
+    owners = (prefixes, prefixes._branching, prefixes._upkeep)
+    parts = [part for owner in owners for part in vars(owner).values()]
     parts = [getattr(part, "jitted", part) for part in parts]
     return [part for part in parts if hasattr(part, "lower")]
 

@@ -14,8 +14,10 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax import Form, LeaseError, Reason, Verdict
+from hybridcache_jax import Form, LeaseError, Reason, Verdict, eviction
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.points import Point
+from hybridcache_jax.testing import faults
 
 PROMPTS = (
     [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4],
@@ -114,25 +116,15 @@ def test_dead_weight_stays_while_a_row_reads_it():
     assert answer(session, [*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
 
 
-class Interrupted(Exception):
-    """What ends an eviction between its phases."""
-
-
-def interrupt(*_):
-    raise Interrupted
-
-
-@pytest.mark.parametrize("phase", ["_forget", "_finish_eviction"])
+@pytest.mark.parametrize("point", [Point.EVICTION_BEGUN, Point.EVICTION_FORGOTTEN])
 @pytest.mark.parametrize("name", toy.marked(["fine", "csa"], "fine"))
-def test_an_eviction_that_raises_half_way_costs_no_token(name, phase, monkeypatch):
+def test_an_eviction_that_raises_half_way_costs_no_token(name, point):
     """The caller still has the value from before; claims may be gone, facts not."""
-    session = toy.Session(toy.EVERY_KIND[name]())
+    session = toy.Session(toy.EVERY_KIND[name](), at=faults.Interrupt(point))
     session.store(PROMPTS[0])
     before = session.cache
-    with monkeypatch.context() as patch:
-        patch.setattr(session.prefixes, phase, interrupt)
-        with pytest.raises(Interrupted):
-            session.evict(session.model.plan.spec.pools[0].form)
+    with pytest.raises(faults.InjectedError):
+        session.evict(session.model.plan.spec.pools[0].form)
     assert session.cache is before
     answer(session, [*PROMPTS[0], 7])
     session.put(session.prefixes.recover(session.cache))
@@ -151,7 +143,7 @@ def test_a_cache_between_the_phases_is_settled_by_recover(name):
     want = session.match(prompt)
     assert want.verdict == Verdict.RESUMABLE
     begun = [
-        session.prefixes._begin_eviction(table, np.int32(99))[0]
+        eviction.begin(table, np.int32(99), np.zeros(len(table.stage), bool))[0]
         for table in session.cache.tables
     ]
     session.put(dataclasses.replace(session.cache, tables=tuple(begun)))

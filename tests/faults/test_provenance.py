@@ -13,7 +13,7 @@ import toy
 import hybridcache_jax as hc
 from hybridcache_jax.approximate import bounded
 from hybridcache_jax.codes import Provenance, Reason, Stage, Verdict
-from hybridcache_jax.matching import snapshot
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.testing.audit import exact_claims, violations
 
 PROMPT = [*toy.P, 7]
@@ -181,5 +181,5 @@ def test_models_with_recurrent_layers_have_no_bounded_replay():
     prefixes = hc.PrefixCache(model.plan)
     plan = prefixes.cold_plan(PROMPT, model.identity)
     plan = dataclasses.replace(plan, lost_length=12)
-    tables = snapshot(model.empty)
-    assert bounded(model.plan.spec, tables, plan, 0, 1, hc.CostModel()) is plan
+    facts = HostFacts(model.plan.spec, model.empty.tables)
+    assert bounded(model.plan.spec, facts, plan, 0, 1, hc.CostModel()) is plan

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -316,6 +317,7 @@ class Session:
       cache: what to begin with; empty by default.
       step: the step to run; the model's own by default.
       metrics: where to count; by default nowhere.
+      options: for the ``PrefixCache``.
     """
 
     def __init__(
@@ -324,14 +326,14 @@ class Session:
         cache: hc.HybridCache | None = None,
         step: Callable | None = None,
         metrics: hc.Metrics = hc.Metrics(),
+        **options: Any,
     ):
         self.model = some
         self.metrics = metrics
         self.cache = some.empty if cache is None else cache
         self.step = some.step if step is None else step
-        self.prefixes = hc.PrefixCache(
-            some.plan, policy=hc.ReusePolicy("namespace"), metrics=metrics
-        )
+        options.setdefault("policy", hc.ReusePolicy("namespace"))
+        self.prefixes = hc.PrefixCache(some.plan, metrics=metrics, **options)
 
     def put(self, cache: hc.HybridCache) -> None:
         """Takes over a cache that obeys the laws."""

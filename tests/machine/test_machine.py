@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from hybridcache_jax import matching
 from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import Form
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.soak.machine import Machine, Operation
 from hybridcache_jax.testing.soak.run import WEIGHTS, operations, replay, shrink, soak
@@ -109,15 +110,15 @@ def test_a_seed_gives_the_same_operations():
 def test_claims_that_nobody_checks_are_found_and_made_short(monkeypatch):
     """What the index says is believed: a block that is gone counts as held."""
 
-    def believe(pool, table, ids, *rest):
+    def believe(facts, pool, ids, *claim):
         return np.full(len(ids), Reason.OK, np.int32)
 
-    monkeypatch.setattr(matching, "_claim_reasons", believe)
+    monkeypatch.setattr(HostFacts, "reasons", believe)
     report = soak(fine(), count=2000, seed=2)
     assert report.failure is not None
     drawn = report.failure.operations
     assert len(drawn) < 12
-    assert "plan for" in report.failure.message
+    assert "DivergenceError" in report.failure.message
     assert replay(fine(), drawn) == report.failure.message
     monkeypatch.undo()
     assert replay(fine(), drawn) == ""
@@ -133,7 +134,7 @@ def test_too_small_a_point_is_found_as_well(monkeypatch):
     monkeypatch.setattr(matching, "_solve", timid)
     report = soak(fine(), count=500, seed=2)
     assert report.failure is not None
-    assert "plan for" in report.failure.message
+    assert "DivergenceError" in report.failure.message
 
 
 def test_shrinking_keeps_only_what_is_needed(monkeypatch):

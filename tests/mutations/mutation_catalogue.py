@@ -36,6 +36,7 @@ _LIFECYCLE = ("tests/core/test_lifecycle.py",)
 _VALIDATE = ("tests/core/test_validate.py",)
 _FORMS = ("tests/core/test_forms.py",)
 _INDEX = ("tests/core/test_prefix_index.py",)
+_OUTER = "tests/faults/test_outer_tier.py::"
 _SOLVER = ("tests/core/test_solver.py::test_replay_extents_by_hand",)
 
 MUTATIONS = (
@@ -44,8 +45,8 @@ MUTATIONS = (
         "epoch-not-bumped-on-allocation",
         "lifecycle.py",
         "        epoch=add(table.epoch, ids, 1),\n"
-        "        pins=put(table.pins, ids, 1),\n",
-        "        pins=put(table.pins, ids, 1),\n",
+        "        pins=put(table.pins, ids, pins),\n",
+        "        pins=put(table.pins, ids, pins),\n",
         "a block that is handed out again looks like the one before",
         _LIFECYCLE,
     ),
@@ -93,8 +94,8 @@ MUTATIONS = (
     Mutation(
         "allocated-without-a-pin",
         "lifecycle.py",
-        "pins=put(table.pins, ids, 1),",
-        "pins=put(table.pins, ids, 0),",
+        "Stage.WRITING, 1, clock, **labels)",
+        "Stage.WRITING, 0, clock, **labels)",
         "the block a row writes is pinned by nobody",
         FINE,
     ),
@@ -450,8 +451,9 @@ MUTATIONS = (
     ),
     Mutation(
         "claims-not-checked",
-        "matching.py",
-        "        reasons[bad] = facts(table, ids[bad], epochs[bad], **claim)\n",
+        "host_facts.py",
+        "        found[bad] = facts(table, ids[bad], epochs[bad], "
+        "first=first[bad], **claim)\n",
         "",
         "the index is believed",
         FINE,
@@ -553,5 +555,57 @@ MUTATIONS = (
         "offset = (positions + 1) % pool.block_tokens // pool.entry_tokens",
         "single entries are read from the place beside",
         CSA,
+    ),
+    # The outer tier.
+    Mutation(
+        "digest-not-compared",
+        "offload/outer.py",
+        "if why is None and digest(payload.planes) != payload.digest:",
+        "if why is None and False:",
+        "a flipped bit comes back as if it were right",
+        (_OUTER + "test_any_flipped_bit_is_found_and_changes_nothing",),
+    ),
+    Mutation(
+        "layout-of-loads-not-compared",
+        "offload/outer.py",
+        "why = layout_refusal(spec, self.plan.backend, payload)",
+        "why = None",
+        "a block of another dtype is cast into the pool",
+        (_OUTER + "test_damage_is_named_and_contained",),
+    ),
+    Mutation(
+        "what-failed-is-not-set-aside",
+        "offload/outer.py",
+        "                    self.tier.quarantine(pool, place)\n",
+        "",
+        "a block that cannot be used is loaded again and again",
+        (_OUTER + "test_b58_what_failed_once_is_not_chosen_again",),
+    ),
+    Mutation(
+        "pending-plans-unprotected",
+        "offload/outer.py",
+        "                mask[ids] = True\n",
+        "                mask[ids] = False\n",
+        "what a pending plan needs is evicted",
+        (_OUTER + "test_what_a_pending_plan_needs_is_not_evicted",),
+    ),
+    Mutation(
+        "place-epoch-not-bumped",
+        "offload/host_tier.py",
+        "        table.epoch[place] += 1\n",
+        "",
+        "a place that was handed out again looks like the one before",
+        (
+            _OUTER
+            + "test_any_order_of_saves_loads_and_evictions_gives_cold_states[fine]",
+        ),
+    ),
+    Mutation(
+        "payloads-alias-the-pool",
+        "offload/payload.py",
+        'own = {name: np.array(plane, order="C") for name, plane in planes.items()}',
+        "own = planes",
+        "a save shares memory with what it was made of",
+        (_OUTER + "test_a_payload_has_memory_of_its_own",),
     ),
 )

@@ -323,7 +323,8 @@ class Machine:
         free = self.oracle.evictable(index)
         count = min(len(free), b % 4)
         tables = list(self.cache.tables)
-        tables[index], _ = eviction.begin(tables[index], jnp.int32(count))
+        nothing = np.zeros(tables[index].stage.shape, bool)
+        tables[index], _ = eviction.begin(tables[index], jnp.int32(count), nothing)
         self.cache = dataclasses.replace(self.cache, tables=tuple(tables))
         stage = np.asarray(tables[index].stage)
         begun = set(np.flatnonzero(stage == Stage.EVICTING).tolist())
@@ -346,7 +347,7 @@ class Machine:
         }
 
         died = mock.patch.object(
-            self.prefixes, "_finish_eviction", side_effect=InterruptedError
+            self.prefixes._upkeep, "_finish", side_effect=InterruptedError
         )
         with died, contextlib.suppress(InterruptedError):
             self.prefixes.evict(self.cache, form)

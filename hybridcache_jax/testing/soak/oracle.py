@@ -102,10 +102,9 @@ class Oracle:
                     own = row.blocks[index].get(number)
                 claim = self._claim(row.who, index, number, tokens)
                 older = self._claims.get(claim)
-                if older is None or not older.readable:
-                    self._claims.pop(claim, None)
-                    if own is not None:
-                        self._claims[claim] = own
+                # A claim gives way to another one only, never to nothing.
+                if own is not None and (older is None or not older.readable):
+                    self._claims[claim] = own
                 if own and self._claims.get(claim) is own:
                     accepted.append(own)
             # A row refers to its last blocks only.

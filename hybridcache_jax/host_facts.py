@@ -1,0 +1,89 @@
+"""The facts of one moment, on the host: blocks of the device and places outside it."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from hybridcache_jax.codes import Provenance
+from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.state import StateTable
+from hybridcache_jax.validate import facts, readable
+
+if TYPE_CHECKING:
+    from hybridcache_jax.offload.host_tier import Places
+
+
+class HostFacts:
+    """What claims are checked against.
+
+    A claim names a block by an id below ``P``, and a place of the outer tier by
+    ``P + 1 + place``; ``P`` itself is nothing, as everywhere.
+    """
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        tables: tuple[StateTable, ...],
+        places: "tuple[Places, ...] | None" = None,
+    ):
+        """Takes the facts as they are.
+
+        Args:
+          spec: pools, in the order of the others.
+          tables: facts of blocks; see :func:`snapshot`.
+          places: facts of the outer tier, if there is one.
+        """
+        self._spec = spec
+        self._tables = snapshot(tables)
+        self._places = places
+
+    def reasons(
+        self,
+        pool: int,
+        ids: np.ndarray,
+        epochs: np.ndarray,
+        version: np.int32,
+        first: np.ndarray,
+        provenance: Provenance,
+    ) -> np.ndarray:
+        """Why each claim does not count; all ``OK`` in the common case.
+
+        Args:
+          pool: index of the pool.
+          ids: ``[N]`` int32 claimed blocks or places.
+          epochs: ``[N]`` int32 they were claimed with.
+          version: identity that must have written them.
+          first: ``[N]`` int32 first token positions.
+          provenance: the least that counts.
+
+        Returns:
+          ``[N]`` int32 ``codes.Reason``.
+        """
+        claim: dict[str, Any] = {
+            "form": self._spec.pools[pool].form,
+            "version": version,
+            "provenance": np.int32(provenance),
+        }
+        table = self._tables[pool]
+        found = np.zeros(len(ids), np.int32)
+        bad = np.flatnonzero(~readable(table, ids, epochs, first=first, **claim))
+        if not len(bad):
+            return found
+        found[bad] = facts(table, ids[bad], epochs[bad], first=first[bad], **claim)
+        if self._places is not None:
+            place = ids[bad] - (len(table.stage) + 1)
+            away = (place >= 0) & (place < len(self._places[pool].stage))
+            out = bad[away]
+            found[out] = facts(
+                self._places[pool], place[away], epochs[out], first=first[out], **claim
+            )
+        return found
+
+
+def snapshot(tables: tuple[StateTable, ...]) -> tuple[StateTable, ...]:
+    """The facts as NumPy arrays; waits for the last step to finish.
+
+    They may be views of device memory: drop them before the cache is donated.
+    """
+    return jax.tree.map(np.asarray, tables)

@@ -1,0 +1,281 @@
+"""The outer tier of one ``PrefixCache``: what moves out, what is asked back.
+
+Both happen between compiled steps.  A block moves out between the two phases of its
+eviction: copied, sealed with a digest, its claims led to the place, and only then given
+away.  A load reads every block into memory of its own and verifies it; the live cache
+changes in one update, when all of them are good, or not at all.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.lease import admission
+from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.offload.loads import Load, LoadReport, LoadStage, Pending
+from hybridcache_jax.offload.payload import Payload, digest, layout_refusal
+from hybridcache_jax.offload.transfer import LABELS, Transfer
+from hybridcache_jax.points import At, Point
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.state import HybridCache
+
+MakeRoom = Callable[[HybridCache, Sequence[int]], HybridCache]
+
+
+class Outer:
+    """Moves blocks between one line of caches and one tier."""
+
+    def __init__(self, plan: CapacityPlan, tier: HostTier, index: PrefixIndex, at: At):
+        """Nothing is pending.
+
+        Args:
+          plan: the plan of the caches.
+          tier: where blocks go.
+          index: its claims follow the blocks.
+          at: called with every point that is passed.
+
+        Raises:
+          ValueError: for a tier of another plan.
+        """
+        if tier.plan != plan:
+            raise ValueError(
+                "The tier was made for another plan than this PrefixCache; make it "
+                "with the same one."
+            )
+        self.plan, self.tier, self.index = plan, tier, index
+        self._transfer = Transfer(plan)
+        self._pending: dict[int, Pending] = {}
+        # Verified payloads by pool and place, for all loads that wait for them.
+        self._staged: list[dict[int, Payload]] = [{} for _ in plan.blocks]
+        self._at = at
+        self._asked = 0
+
+    def move_out(self, cache: HybridCache, begun: Sequence[np.ndarray]) -> None:
+        """Copies blocks that are about to go, and leads their claims to the copies.
+
+        A block for which the tier has no place is left to go.
+
+        Args:
+          cache: the cache between the two phases of an eviction.
+          begun: per pool, ``[n]`` int32 ids that begin to go; others are padding.
+        """
+        for pool, ids in enumerate(begun):
+            ids = ids[ids < self.plan.blocks[pool]]
+            if not len(ids):
+                continue
+            table = cache.tables[pool]
+            columns = [np.asarray(getattr(table, name))[ids] for name in LABELS]
+            labels = np.stack(columns)
+            epochs = np.asarray(table.epoch)[ids]
+            kept, places = [], []
+            payloads = self._transfer.out(cache, pool, ids)
+            for at, payload in enumerate(payloads):
+                place = self.tier.store(
+                    pool,
+                    payload,
+                    **dict(zip(LABELS, labels[:, at].tolist(), strict=True)),
+                    needed=self._needed_places(pool),
+                )
+                if place is not None:
+                    kept.append(at)
+                    places.append(place)
+            self._lead(pool, ids[kept], epochs[kept], self._ids(pool, places))
+
+    def ask(self, plan: ResumePlan, deadline: int | None) -> Load:
+        """Asks for what a plan needs from the tier; nothing is read yet.
+
+        Args:
+          plan: a plan whose verdict is NEEDS_IO.
+          deadline: logical time from which on it is given up, or None.
+        """
+        load = Load(self._asked, plan, deadline)
+        self._asked += 1
+        wanted = admission(self.plan, plan, 0, 0, 0)
+        pending = Pending(load, [], [], [])
+        for pool, count in enumerate(self.plan.blocks):
+            ids, epochs = (np.asarray(x[pool]) for x in (wanted.blocks, wanted.epochs))
+            away, here = ids > count, ids < count
+            pending.places.append(ids[away] - (count + 1))
+            pending.epochs.append(epochs[away])
+            pending.keep.append(ids[here])
+        self._pending[load.number] = pending
+        return load
+
+    def cancel(self, load: Load) -> None:
+        """Gives a load up, or lets go of what it brought; unknown ones are ignored."""
+        self._pending.pop(load.number, None)
+        self._unstage()
+
+    def settle(self, plan: ResumePlan) -> None:
+        """Lets go of registered loads that a lease on ``plan`` now protects."""
+        done = [
+            number
+            for number, pending in self._pending.items()
+            if pending.registered
+            and pending.load.plan.key == plan.key
+            and pending.load.plan.length <= plan.length
+            and np.array_equal(
+                pending.load.plan.claims.tokens[: pending.load.plan.length],
+                plan.claims.tokens[: pending.load.plan.length],
+            )
+        ]
+        for number in done:
+            del self._pending[number]
+
+    def protected(self) -> tuple[np.ndarray, ...]:
+        """Per pool, ``[P]`` bool: blocks that a pending load's plan needs."""
+        masks = tuple(np.zeros(count, bool) for count in self.plan.blocks)
+        for pending in self._pending.values():
+            for mask, ids in zip(masks, pending.keep, strict=True):
+                mask[ids] = True
+        return masks
+
+    def poll(
+        self, cache: HybridCache, make_room: MakeRoom
+    ) -> tuple[HybridCache, tuple[LoadReport, ...]]:
+        """Takes every load as far as it goes.
+
+        Args:
+          cache: the cache; its memory is donated where a load is registered.
+          make_room: evicts stored blocks until so many are free per pool, if it can.
+
+        Returns:
+          The cache, and a report for every load that was on its way.
+        """
+        reports, ready = [], []
+        for number, pending in list(self._pending.items()):
+            if pending.registered:
+                continue
+            report = self._fetched(pending, int(cache.clock))
+            if report is None:
+                ready.append(pending)
+                continue
+            reports.append(report)
+            if report.failed:
+                del self._pending[number]
+        if ready:
+            # Up to here nothing has changed.
+            self._at(Point.LOAD_VERIFIED)
+            places = self._places_of(ready)
+            cache = make_room(cache, [len(where) for where in places])
+        for pending in ready:
+            cache, report = self._register(cache, pending)
+            reports.append(report)
+        self._unstage()
+        return cache, tuple(reports)
+
+    def _places_of(self, loads: Sequence[Pending]) -> list[np.ndarray]:
+        """Per pool, the places that loads name, each once."""
+        return [
+            np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
+            for places in zip(*(pending.places for pending in loads), strict=True)
+        ] or [np.zeros(0, np.int64)] * len(self.plan.blocks)
+
+    def _register(
+        self, cache: HybridCache, pending: Pending
+    ) -> tuple[HybridCache, LoadReport]:
+        """Puts what was verified in place, if every pool has room for it."""
+        load = pending.load
+        free = [int(table.num_free) for table in cache.tables]
+        if any(len(p) > n for p, n in zip(pending.places, free, strict=True)):
+            return cache, LoadReport(load, LoadStage.ROOM, why="a pool has no room yet")
+        arrived = []
+        for pool, places in enumerate(pending.places):
+            table = self.tier.places[pool]
+            payloads = [self._staged[pool][place] for place in places.tolist()]
+            labels = np.stack([getattr(table, name)[places] for name in LABELS])
+            cache, ids = self._transfer.back(cache, pool, payloads, labels)
+            arrived.append((places, ids))
+        # Claims follow once all of it is there.
+        for pool, (places, ids) in enumerate(arrived):
+            self._arrived(cache, pool, places, ids)
+        pending.registered = True
+        return cache, LoadReport(load, LoadStage.REGISTERED)
+
+    def _arrived(self, cache: HybridCache, pool: int, places, ids: np.ndarray) -> None:
+        """Leads claims, and loads that wait for the same places, to the blocks."""
+        old = self._ids(pool, places), self.tier.places[pool].epoch[places]
+        self.index.move(pool, old, (ids, np.asarray(cache.tables[pool].epoch)[ids]))
+        self.tier.drop(pool, places)
+        for pending in self._pending.values():
+            here = np.isin(pending.places[pool], places)
+            came = np.isin(places, pending.places[pool])
+            pending.keep[pool] = np.concatenate([pending.keep[pool], ids[came]])
+            pending.places[pool] = pending.places[pool][~here]
+            pending.epochs[pool] = pending.epochs[pool][~here]
+
+    def _fetched(self, pending: Pending, now: int) -> LoadReport | None:
+        """Reads and verifies what has not come yet; None once all of it is good."""
+        load, late = pending.load, 0
+        if load.deadline is not None and now >= load.deadline:
+            why = f"it was to come before tick {load.deadline}"
+            return LoadReport(load, LoadStage.DEADLINE, True, why)
+        for pool, (places, epochs) in enumerate(
+            zip(pending.places, pending.epochs, strict=True)
+        ):
+            table, spec = self.tier.places[pool], self.plan.spec.pools[pool]
+            for place, epoch in zip(places.tolist(), epochs.tolist(), strict=True):
+                where = f"{spec.name}, positions from {int(table.first[place])}"
+                if table.epoch[place] != epoch or table.stage[place] != Stage.ON_DISK:
+                    why = f"{where}: the block left the tier meanwhile"
+                    return LoadReport(load, LoadStage.READ, True, why)
+                if place in self._staged[pool]:
+                    continue
+                try:
+                    payload = self.tier.read(pool, place)
+                except Exception as error:  # a tier may fail in any way of its own
+                    why = f"{where}: {type(error).__name__}: {error}"
+                    return LoadReport(load, LoadStage.READ, True, why)
+                if payload is None:
+                    late += 1
+                    continue
+                self._at(Point.LOAD_READ)
+                why = layout_refusal(spec, self.plan.backend, payload)
+                if why is None and digest(payload.planes) != payload.digest:
+                    why = "its bytes are not those that were stored"
+                if why is not None:
+                    self.tier.quarantine(pool, place)
+                    return LoadReport(load, LoadStage.VERIFY, True, f"{where}: {why}")
+                self._staged[pool][place] = payload
+        if late:
+            return LoadReport(load, LoadStage.READ, why=f"{late} blocks are on the way")
+        return None
+
+    def _unstage(self) -> None:
+        """Lets go of payloads that no load waits for any more."""
+        waiting = [p for p in self._pending.values() if not p.registered]
+        for staged, wanted in zip(self._staged, self._places_of(waiting), strict=True):
+            for place in staged.keys() - set(wanted.tolist()):
+                del staged[place]
+
+    def forget(self, pool: int, claimed: np.ndarray) -> None:
+        """Drops places that no claim names any more.
+
+        Args:
+          pool: index of the pool.
+          claimed: ``[n]`` int32 ids of blocks and places of which a claim is true.
+        """
+        places = claimed - (self.plan.blocks[pool] + 1)
+        named = np.zeros(len(self.tier.places[pool].stage), bool)
+        named[places[places >= 0]] = True
+        held = self.tier.places[pool].stage == Stage.ON_DISK
+        self.tier.drop(pool, np.flatnonzero(held & ~named))
+
+    def _lead(self, pool: int, ids, epochs, to) -> None:
+        places = to - (self.plan.blocks[pool] + 1)
+        new = self.tier.places[pool].epoch[places]
+        self.index.move(pool, (ids, epochs), (to, new))
+
+    def _ids(self, pool: int, places) -> np.ndarray:
+        """What claims call places of the tier."""
+        return np.asarray(places, np.int32) + np.int32(self.plan.blocks[pool] + 1)
+
+    def _needed_places(self, pool: int) -> np.ndarray:
+        needed = np.zeros(len(self.tier.places[pool].stage), bool)
+        for pending in self._pending.values():
+            if not pending.registered:
+                needed[pending.places[pool]] = True
+        return needed

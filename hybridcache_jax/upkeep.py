@@ -1,0 +1,159 @@
+"""Keeping claims, blocks and the outer tier in step: what goes, and what goes with it.
+
+Eviction in two phases; in between blocks may move to an outer tier, claims that can
+never be resumed are dropped, and what nobody claims any more is freed as dead weight.
+None of it stamps a cache as the newest: that is done once, when all has gone well.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from hybridcache_jax import eviction
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.codes import Reason
+from hybridcache_jax.forms import RULES, Remedy
+from hybridcache_jax.host_facts import HostFacts
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.lineage import with_tables
+from hybridcache_jax.observe.declarations import Why
+from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.outer import Outer
+from hybridcache_jax.points import At, Point
+from hybridcache_jax.prefix_index import Holds, PrefixIndex
+from hybridcache_jax.rollout import Key
+from hybridcache_jax.state import HybridCache
+
+# Version of identities that have never written; blocks count from 1.
+UNKNOWN = 0
+
+# A claim that is true on the device or in an outer tier.
+_ANYWHERE = (Reason.OK, Reason.IN_OUTER_TIER)
+
+
+class Upkeep:
+    """Evicts, recovers and prunes for one ``PrefixCache``."""
+
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        index: PrefixIndex,
+        versions: Mapping[Identity, int],
+        outer: Outer | None,
+        watch: Watch,
+        at: At,
+    ):
+        """Compiles nothing yet.
+
+        Args:
+          plan: the plan of the caches.
+          index: the claims.
+          versions: ids of identities in the facts; it may grow.
+          outer: where evicted blocks go, if anywhere.
+          watch: counts what is lost.
+          at: called with every point that is passed.
+        """
+        self._plan, self._index, self._versions = plan, index, versions
+        self._outer, self._watch, self._at = outer, watch, at
+        self._essential = tuple(
+            number
+            for number, pool in enumerate(plan.spec.pools)
+            if RULES[pool.form].remedy is not Remedy.REPLAY
+        )
+        self._begin = jax.jit(eviction.begin)
+        self._finish = jax.jit(eviction.finish)
+        self._recover = jax.jit(eviction.recover)
+        self._forget = jax.jit(eviction.forget)
+
+    def facts(self, cache: HybridCache) -> HostFacts:
+        """What is true of blocks, and of places outside, at this moment."""
+        places = self._outer and self._outer.tier.places
+        return HostFacts(self._plan.spec, cache.tables, places)
+
+    def holds(self, now: HostFacts, key: Key, good: tuple[Reason, ...]) -> Holds:
+        """Which claims under a key hold: those of which one of ``good`` is true."""
+        version = np.int32(self._versions.get(key.identity, UNKNOWN))
+
+        def holds(number, ids, epochs, first):
+            found = now.reasons(number, ids, epochs, version, first, key.provenance)
+            return np.isin(found, good)
+
+        return holds
+
+    def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
+        """See :meth:`hybridcache_jax.PrefixCache.make_room`."""
+        short = [
+            max(0, want - int(table.num_free))
+            for want, table in zip(blocks, cache.tables, strict=True)
+        ]
+        return self.evict(cache, short, Why.ROOM) if any(short) else cache
+
+    def evict(self, cache: HybridCache, counts: Sequence[int], why: Why) -> HybridCache:
+        """Evicts up to so many blocks of each pool, in two phases.
+
+        Args:
+          cache: the cache.
+          counts: per pool, blocks that shall go.
+          why: for the metrics.
+        """
+        protected = [np.zeros(count, bool) for count in self._plan.blocks]
+        if self._outer is not None:
+            protected = self._outer.protected()
+        begun = [
+            self._begin(table, np.int32(count), kept)
+            for table, count, kept in zip(cache.tables, counts, protected, strict=True)
+        ]
+        chosen = [ids for _, ids in begun]
+        after = with_tables(cache, (table for table, _ in begun))
+        self._at(Point.EVICTION_BEGUN)
+        if self._outer is not None:
+            self._outer.move_out(after, [np.asarray(ids) for ids in chosen])
+            self._at(Point.EVICTION_COPIED)
+        after = self.without_dead_weight(after)
+        self._at(Point.EVICTION_FORGOTTEN)
+        finished = map(self._finish, after.tables, chosen)
+        after = with_tables(after, finished)
+        self._watch.lost(cache, after, chosen, why)
+        return after
+
+    def recover(self, cache: HybridCache) -> HybridCache:
+        """See :meth:`hybridcache_jax.PrefixCache.recover`."""
+        after = with_tables(cache, map(self._recover, cache.tables))
+        after = self.without_dead_weight(after)
+        self._watch.lost(cache, after)
+        return after
+
+    def within_index(self, cache: HybridCache) -> HybridCache:
+        """Drops the oldest claims where no history bounds how many there are."""
+        bound = self._plan.index_tokens
+        if self._essential or self._index.stored_tokens <= bound:
+            return cache
+        now = self.facts(cache)
+        self._index.shed(
+            bound,
+            # What lies outside has no age on the device, and goes first.
+            lambda key: self.holds(now, key, (Reason.OK,)),
+            [np.asarray(table.used) for table in cache.tables],
+        )
+        after = self.without_dead_weight(cache)
+        self._watch.lost(cache, after)
+        return after
+
+    def without_dead_weight(self, cache: HybridCache) -> HybridCache:
+        """Drops claims that can never be resumed, and what nobody claims any more."""
+        now = self.facts(cache)
+
+        def holds_for(key: Key) -> Holds:
+            return self.holds(now, key, _ANYWHERE)
+
+        self._index.prune(holds_for, self._essential)
+        tables = []
+        claimed = self._index.claimed(holds_for)
+        for number, (table, ids) in enumerate(zip(cache.tables, claimed, strict=True)):
+            named = np.zeros(self._plan.blocks[number], bool)
+            named[ids[ids < len(named)]] = True
+            tables.append(self._forget(table, named))
+            if self._outer is not None:
+                self._outer.forget(number, ids)
+        return with_tables(cache, tables)

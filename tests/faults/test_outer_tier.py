@@ -1,0 +1,539 @@
+"""K10 to K16 on the tier in host memory: what comes back is right, or it does not.
+
+Blocks that are evicted move to the tier; loads are verified before anything of the live
+cache changes; whatever is cut short, fails, comes late or comes damaged, every answer
+is that of a cold run.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hybridcache_jax as hc
+from hybridcache_jax import Form, Reason, Verdict
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.offload.payload import Payload, layout_refusal
+from hybridcache_jax.points import Point
+from hybridcache_jax.testing import faults
+
+P = list(toy.P)
+CHAT = [*P, 9, 7, 9, 3]
+OTHER = [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]
+FORMS = tuple(form for form in Form if form != Form.NONE)
+QUICK = (Point.EVICTION_COPIED, Point.LOAD_VERIFIED, Point.RELEASE_PUBLISHED)
+POINTS = [
+    point if point in QUICK else pytest.param(point, marks=pytest.mark.slow)
+    for point in Point
+]
+
+
+class Tiered(toy.Session):
+    """A session whose evicted blocks move to a tier that can go wrong."""
+
+    def __init__(self, some, *, budget="1MiB", **options):
+        self.tier = faults.FaultyTier(some.plan, budget=budget)
+        super().__init__(some, tier=self.tier, **options)
+
+    def move_out(self):
+        """Everything that is stored leaves the device."""
+        for form in FORMS:
+            self.evict(form)
+
+    def ask(self, tokens, **options):
+        plan = self.match(tokens)
+        assert plan.verdict == Verdict.NEEDS_IO
+        return self.prefixes.load(self.cache, plan, **options)
+
+    def poll(self):
+        cache, reports = self.prefixes.poll(self.cache)
+        self.put(cache)
+        return reports
+
+    def load(self, tokens):
+        """Asks for what a prompt waits for; how that stands after a poll."""
+        load = self.ask(tokens)
+        return next(report for report in self.poll() if report.load == load)
+
+    def admit(self, tokens):
+        """Waits for what can be waited for; cold if that failed or is late."""
+        if self.match(tokens).verdict == Verdict.NEEDS_IO:
+            self.load(tokens)
+        plan = self.match(tokens)
+        if plan.verdict == Verdict.NEEDS_IO:
+            plan = self.prefixes.cold_plan(tokens, self.model.identity)
+        return self.acquire(plan)
+
+    def answer(self, prompt):
+        """Admits a prompt and runs the rest of it: the state is that of a cold run."""
+        lease = self.admit(prompt)
+        self.feed(lease, prompt[lease.plan.start :])
+        self.check(lease, prompt)
+        self.release(lease, publish=False)
+        return lease.plan
+
+
+def only_full(**options):
+    """One full layer, blocks of 4."""
+    return Tiered(toy.only_full(), **options)
+
+
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
+def test_what_moved_out_comes_back_bit_for_bit(name):
+    session = Tiered(toy.EVERY_KIND[name]())
+    session.store(CHAT, each=True)
+    ready = session.match([*CHAT, 0])
+    assert ready.verdict == Verdict.RESUMABLE
+    before = sorted(toy.kept_bytes(session.cache).values())
+    session.move_out()
+    assert not any(np.asarray(t.kept).any() for t in session.cache.tables)
+    waits = session.match([*CHAT, 0])
+    assert (waits.verdict, waits.length) == (Verdict.NEEDS_IO, ready.length)
+    assert session.load([*CHAT, 0]).ready
+    again = session.match([*CHAT, 0])
+    assert (again.verdict, again.length) == (Verdict.RESUMABLE, ready.length)
+    assert set(toy.kept_bytes(session.cache).values()) <= set(before)
+    session.answer([*CHAT, 0])
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["store", "evict", "ask", "poll", "answer", "room", "late"]),
+        st.integers(0, 30),
+    ),
+    min_size=3,
+    max_size=10,
+)
+
+
+@pytest.mark.kind("K15")
+@pytest.mark.outer_tier("K15")
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
+@settings(max_examples=6)
+@given(acts=ACTS, budget=st.sampled_from(["4KiB", "1MiB"]))
+def test_any_order_of_saves_loads_and_evictions_gives_cold_states(name, acts, budget):
+    """A prompt waits, then resumes; it never waits again for what is protected."""
+    session = Tiered(toy.EVERY_KIND[name](), budget=budget)
+    prompts = (CHAT, [*P[:6], 0, 0, 0, 0], OTHER)
+    for act, number in acts:
+        prompt = prompts[number % 3]
+        if act == "store":
+            session.store(prompt, each=bool(number % 2))
+        elif act == "evict":
+            session.evict(FORMS[number % len(FORMS)])
+        elif act == "late":
+            session.tier.delay(number % 4)
+        elif act == "room":
+            room = [min(number, count) for count in session.model.plan.blocks]
+            session.put(session.prefixes.make_room(session.cache, room))
+        elif act == "ask" and session.match(prompt).verdict == Verdict.NEEDS_IO:
+            session.ask(prompt)
+        elif act == "poll":
+            for report in session.poll():
+                if report.ready:
+                    plan = report.load.plan
+                    now = session.match([*plan.claims.tokens[: plan.length], 0])
+                    assert now.verdict == Verdict.RESUMABLE
+                    assert now.length >= plan.length
+        elif act == "answer":
+            session.answer([*prompt, number % 10])
+        assert_sound(session)
+
+
+def assert_sound(session):
+    """Every place that is claimed holds something; what is kept is claimed."""
+    for table, count in zip(
+        session.tier.places, session.model.plan.blocks, strict=True
+    ):
+        held = table.stage == Stage.ON_DISK
+        assert (table.form[held] == Form.ON_DISK_PREFIX).all()
+        assert (table.form[~held & (table.stage == Stage.FREE)] == Form.NONE).all()
+        assert count
+    assert session.tier.nbytes == sum(
+        int((table.stage == Stage.ON_DISK).sum()) * pool.block_bytes
+        for table, pool in zip(
+            session.tier.places, session.model.plan.spec.pools, strict=True
+        )
+    )
+
+
+@pytest.mark.kind("K13")
+@pytest.mark.outer_tier("K13")
+@pytest.mark.parametrize("point", POINTS)
+@settings(max_examples=2)
+@given(passes=st.integers(0, 3))
+def test_a_call_cut_short_anywhere_leaves_the_old_the_new_or_a_miss(point, passes):
+    """The caller goes on with the value it had, with or without ``recover``."""
+    cut = faults.Interrupt(point, passes=10**6)
+    session = Tiered(toy.fine(), at=cut)
+    session.store(OTHER)
+    for recovers in (True, False):
+        cut.passes, done = passes, 0
+        while done < 4:
+            try:
+                cut_short(session, done)
+                done += 1
+            except faults.InjectedError:
+                if recovers:
+                    session.put(session.prefixes.recover(session.cache))
+        cut.passes = 10**6
+        release_all(session)
+        for prompt in (CHAT, OTHER):
+            session.answer([*prompt, 0])
+
+
+def cut_short(session, act):
+    if act == 0:
+        session.store(CHAT, each=True)
+    elif act == 1:
+        session.move_out()
+    elif act == 2:
+        session.answer([*CHAT, 1])
+    else:
+        session.store([*OTHER, 3, 3])
+
+
+def release_all(session):
+    """Rows whose holder was cut short are given back by hand."""
+    rows = session.cache.rows
+    for row in np.flatnonzero(np.asarray(rows.live)).tolist():
+        plan = session.prefixes.cold_plan([0], session.model.identity)
+        session.release(hc.Lease(row, int(rows.ticket[row]), plan), publish=False)
+
+
+@pytest.mark.kind("K14")
+@pytest.mark.outer_tier("K14")
+@settings(max_examples=6)
+@given(bit=st.integers(0, 10**6), tokens=st.integers(1, len(CHAT)))
+def test_any_flipped_bit_is_found_and_changes_nothing(bit, tokens):
+    session = only_full()
+    session.store(CHAT)
+    session.move_out()
+    session.tier.damage(faults.flipped(bit))
+    prompt = [*CHAT[:tokens], 0]
+    if session.match(prompt).verdict == Verdict.NEEDS_IO:
+        before, stored = session.cache, session.tier.nbytes
+        report = session.load(prompt)
+        assert (report.stage, report.failed) == (LoadStage.VERIFY, True)
+        assert toy.unchanged(before, session.cache)
+        # The block is set aside for good, and is not asked for again.
+        assert session.tier.nbytes < stored
+        assert session.match(prompt).length < report.load.plan.length
+    session.tier.damage(None)
+    session.answer(prompt)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (faults.torn, "not those that were stored"),
+        (faults.other_layout("float16"), "expected"),
+        (lambda payload: Payload({}, payload.digest), "planes"),
+        (
+            lambda payload: Payload.sealed(
+                {name: plane[:, :-1] for name, plane in payload.planes.items()}
+            ),
+            "expected",
+        ),
+    ],
+    ids=["torn", "dtype", "planes", "length"],
+)
+def test_damage_is_named_and_contained(damage, why):
+    session = only_full()
+    session.store(CHAT)
+    session.move_out()
+    session.tier.damage(damage)
+    before = session.cache
+    report = session.load([*CHAT, 0])
+    assert report.failed
+    assert why in report.why
+    assert toy.unchanged(before, session.cache)
+    plan = session.match([*CHAT, 0])
+    assert plan.verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    assert plan.reason == Reason.QUARANTINED
+    session.tier.damage(None)
+    session.answer([*CHAT, 0])
+
+
+def test_a_tier_that_fails_or_is_late_is_a_report_and_not_an_error():
+    session = only_full()
+    session.store(CHAT)
+    session.move_out()
+    session.tier.fail(OSError("gone"))
+    report = session.load([*CHAT, 0])
+    assert (report.stage, report.failed) == (LoadStage.READ, True)
+    assert "OSError: gone" in report.why
+    session.tier.fail(None)
+    session.tier.delay(2)
+    load = session.ask([*CHAT, 0])
+    waits = [session.poll()[0] for _ in range(2)]
+    assert [report.stage for report in waits] == [LoadStage.READ, LoadStage.REGISTERED]
+    assert waits[1].load == load
+    assert session.poll() == ()
+
+
+def test_a_deadline_in_ticks_and_a_cancelled_load():
+    session = only_full()
+    session.store(CHAT)
+    session.move_out()
+    session.tier.delay(100)
+    load = session.ask([*CHAT, 0], deadline=3)
+    assert not session.poll()[0].failed
+    session.store(OTHER)  # time passes
+    (report,) = session.poll()
+    assert (report.load, report.stage) == (load, LoadStage.DEADLINE)
+    session.tier.delay(0)
+    session.prefixes.cancel(session.ask([*CHAT, 0]))
+    assert session.poll() == ()
+    with pytest.raises(ValueError, match="NEEDS_IO"):
+        session.prefixes.load(session.cache, session.match(OTHER))
+
+
+def test_what_a_pending_plan_needs_is_not_evicted():
+    """Half of it lies on the device: nothing else may push that out."""
+    session = only_full()
+    session.store(CHAT)
+    table = session.cache.tables[0]
+    first = int(np.flatnonzero(np.asarray(table.first) == 0)[0])
+    session.move_out()
+    lease = session.acquire(session.prefixes.cold_plan(P[:4], session.model.identity))
+    session.feed(lease, P[:4])  # a cold run brings the first block back
+    session.release(lease)
+    session.tier.delay(1)
+    plan = session.match([*CHAT, 0])
+    assert plan.verdict == Verdict.NEEDS_IO
+    mine = plan.claims.blocks[0]
+    assert (mine < session.model.plan.blocks[0]).tolist() == [True, *[False] * 3], first
+    session.prefixes.load(session.cache, plan)
+    session.evict(Form.FULL_KV)
+    assert session.match([*P[:4], 0]).verdict == Verdict.RESUMABLE
+    assert not session.poll()[0].ready
+    assert session.poll()[0].ready
+    session.evict(Form.FULL_KV)  # registered, and still protected
+    lease = session.acquire(session.match([*CHAT, 0]))
+    assert lease.plan.length == len(CHAT)
+    session.release(lease, publish=False)
+    session.evict(Form.FULL_KV)
+    assert session.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
+
+
+@pytest.mark.kind("K16")
+@pytest.mark.outer_tier("K16")
+@settings(max_examples=4)
+@given(count=st.integers(2, 6), late=st.integers(0, 3))
+def test_equal_requests_load_once(count, late):
+    session = only_full()
+    session.store(CHAT)
+    session.move_out()
+    session.tier.delay(late)
+    loads = [session.ask([*CHAT, number]) for number in range(count)]
+    reads = [0]
+    read = session.tier.read
+
+    def counted(pool, place):
+        payload = read(pool, place)
+        reads[0] += payload is not None
+        return payload
+
+    session.tier.read = counted
+    ready = []
+    while len(ready) < count:
+        ready += [report.load for report in session.poll() if report.ready]
+    assert sorted(ready, key=lambda load: load.number) == loads
+    assert len(np.flatnonzero(np.asarray(session.cache.tables[0].kept))) == 4
+    assert reads[0] <= 4 + 3 * (late > 0) * count
+    for number in range(count):
+        assert session.answer([*CHAT, number]).verdict == Verdict.RESUMABLE
+
+
+@pytest.mark.kind("K10")
+@pytest.mark.outer_tier("K10")
+@settings(max_examples=10)
+@given(tokens=st.integers(1, len(CHAT)))
+def test_no_tenant_finds_what_another_moved_out(tokens):
+    session = only_full()
+    a, b = (session.model.identity.within(name) for name in "ab")
+    plan = session.prefixes.match(session.cache, CHAT[:tokens], a)
+    lease = session.acquire(plan)
+    session.feed(lease, CHAT[:tokens])
+    session.release(lease)
+    unseen = session.prefixes.match(session.cache, [*CHAT[:tokens], 0], b).to_dict()
+    session.move_out()
+    asked = [*CHAT[:tokens], 0]
+    assert session.prefixes.match(session.cache, asked, b).to_dict() == unseen
+    mine = session.prefixes.match(session.cache, asked, a)
+    assert mine.length == tokens - tokens % 4
+
+
+@pytest.mark.outer_tier("B41")
+def test_b41_a_salt_holds_on_the_way_out_and_back():
+    session = only_full()
+    tenant = session.model.identity.within
+    plan = session.prefixes.match(session.cache, P[:8], tenant("a"))
+    lease = session.acquire(plan)
+    session.feed(lease, P[:8])
+    session.release(lease)
+    session.move_out()
+    found = [
+        session.prefixes.match(session.cache, P[:9], tenant(name)).length
+        for name in ("a", "b", None, "")
+    ]
+    assert found == [8, 0, 0, 0]
+
+
+@pytest.mark.outer_tier("B44")
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [("int32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")],
+)
+def test_b44_another_dtype_is_refused_and_never_cast(stored, asked):
+    entry = hc.Entry((hc.Plane("k", 1, 1, asked),))
+    spec = hc.CacheSpec.from_layers([hc.LayerSpec(global_=hc.Entries(entry))])
+    (pool,) = spec.pools
+    dtype = np.dtype(stored)
+    payload = Payload.sealed({"k": np.full((1, 32, 1), 16777217, dtype)})
+    refusal = layout_refusal(pool, "gpu", payload)
+    assert refusal is not None
+    assert stored in refusal
+    assert asked in refusal
+    right = Payload.sealed({"k": np.zeros((1, 32, 1), np.dtype(asked))})
+    assert layout_refusal(pool, "gpu", right) is None
+
+
+@pytest.mark.outer_tier("B52")
+@pytest.mark.parametrize("point", POINTS)
+def test_b52_seven_tokens_saved_over_five_cut_short_anywhere(point):
+    """Afterwards the old 5, the new 7, or a miss; what is resumed is right."""
+    cut = faults.Interrupt(point, passes=10**6)
+    session = Tiered(toy.fine(), at=cut)
+    session.store(P[:5])
+    session.move_out()
+    cut.passes = 0
+    try:
+        session.answer(P[:6])
+        session.store(P[:7])
+        session.move_out()
+        cut.passes = 10**6
+    except faults.InjectedError:
+        release_all(session)
+    assert session.match(P[:9]).claimed_length in (0, 5, 7)
+    session.answer(P[:9])
+
+
+@pytest.mark.outer_tier("B53")
+@pytest.mark.parametrize("order", ["aabb", "abab", "abba", "bbaa", "baba", "baab"])
+def test_b53_two_writers_of_one_prefix_in_any_order(order):
+    session = only_full()
+    leases, steps = {}, {"a": 0, "b": 0}
+    for writer in "ab":
+        leases[writer] = session.admit(P[:8])
+        session.feed(leases[writer], P[:8])
+    for writer in order:
+        if steps[writer] == 0:
+            session.publish(leases[writer])
+        else:
+            session.release(leases[writer])
+        steps[writer] += 1
+        session.move_out()
+        plan = session.match(P[:9])
+        assert (plan.claimed_length, plan.length) in ((8, 8), (0, 0))
+        session.answer(P[:9])
+    assert session.match(P[:9]).length == 8
+    kept = sum(int(np.asarray(t.kept).sum()) for t in session.cache.tables)
+    places = sum(int((t.stage == Stage.ON_DISK).sum()) for t in session.tier.places)
+    assert kept + places == 2
+
+
+@pytest.mark.outer_tier("B58")
+def test_b58_what_failed_once_is_not_chosen_again():
+    """Prefixes of 8 and of 4: the second block fails, then 4 is used, with one try."""
+    session = only_full()
+    session.store(P[:8])
+    session.move_out()
+    assert session.match(P[:9]).length == 8
+    tries = []
+    read = session.tier.read
+
+    def second_fails(pool, place):
+        tries.append(int(session.tier.places[pool].first[place]))
+        payload = read(pool, place)
+        return faults.flipped(3)(payload) if tries[-1] == 4 else payload
+
+    session.tier.read = second_fails
+    assert session.load(P[:9]).failed
+    assert session.match(P[:9]).length == 4
+    assert session.load(P[:9]).ready
+    assert session.answer(P[:9]).length == 4
+    assert tries.count(4) == 1
+
+
+@pytest.mark.outer_tier("B61")
+def test_b61_a_save_outlives_the_memory_it_was_made_of():
+    session = only_full()
+    session.store(P[:8])
+    before = session.cache
+    session.move_out()
+    step = jax.jit(session.model.body, donate_argnums=0)
+    lease = session.admit(OTHER)
+    cache, status, _ = step(session.cache, lease.inputs(OTHER[:8]))
+    assert before.pools[0]["v"].is_deleted()
+    assert status[0] == hc.Status.OK
+    session.put(cache)
+    assert session.load(P[:9]).ready
+    assert session.answer(P[:9]).length == 8
+
+
+@pytest.mark.outer_tier("B91")
+def test_b91_what_a_load_reports_is_what_the_next_lookup_finds():
+    session = only_full()
+    session.store(P[:8])
+    session.move_out()
+    report = session.load(P[:9])
+    assert report.load.plan.length == 8
+    plan = session.match(P[:9])
+    assert (plan.verdict, plan.length, plan.tokens_to_run) == (Verdict.RESUMABLE, 8, 1)
+    lease = session.acquire(plan)
+    session.feed(lease, P[8:9])
+    assert session.length(lease) == 9
+
+
+def test_a_payload_has_memory_of_its_own():
+    plane = np.zeros((1, 4, 1), np.float32)
+    payload = Payload.sealed({"k": plane})
+    plane[:] = 7
+    assert not payload.planes["k"].any()
+
+
+def test_a_full_tier_drops_the_longest_unused():
+    some = toy.only_full()
+    session = Tiered(some, budget=3 * (some.plan.spec.pools[0].block_bytes + 48))
+    assert len(session.tier.places[0].stage) == 3
+    for prompt in (P[:8], OTHER[:8]):
+        session.store(prompt)
+        session.move_out()
+    assert [session.match([*p[:8], 0]).length for p in (P, OTHER)] == [4, 8]
+    with pytest.raises(ValueError, match="not even"):
+        hc.HostTier(some.plan, budget=10)
+    other = dataclasses.replace(some.plan, max_sequences=1)
+    with pytest.raises(ValueError, match="another plan"):
+        hc.PrefixCache(other, tier=session.tier)
+
+
+def test_moving_in_and_out_traces_nothing_new():
+    session = only_full()
+    for length in (8, 12):
+        session.store(CHAT[:length])
+        session.move_out()
+        session.answer([*CHAT[:length], 0])
+    before = toy.compilations()
+    for length in (4, 16):
+        session.store(OTHER[:4] + CHAT[:length])
+        session.move_out()
+        session.load([*OTHER[:4], *CHAT[:length], 0])
+        session.answer([*OTHER[:4], *CHAT[:length], 0])
+    assert toy.compilations() == before
