@@ -15,7 +15,7 @@ from hybridcache_jax._indexing import get
 from hybridcache_jax._typing import AnyArray, Array
 from hybridcache_jax.codes import Status
 from hybridcache_jax.forms import required
-from hybridcache_jax.state import NEVER, HybridCache, RowTable, StateTable
+from hybridcache_jax.state import HybridCache, RowTable, StateTable
 from hybridcache_jax.validate import readable
 
 
@@ -163,7 +163,6 @@ def clear(table: RowTable, row: jax.Array, plan) -> RowTable:
         provenance=table.provenance.at[row].set(0),
         length=table.length.at[row].set(0),
         known=table.known.at[row].set(0),
-        deadline=table.deadline.at[row].set(NEVER),
         since=table.since.at[row].set(0),
         held=table.held.at[row].set(0),
         blocks=tuple(

@@ -257,6 +257,26 @@ def test_what_one_row_lets_go_of_serves_the_copy_of_another():
     assert int(cache.tables[0].num_free) == 0
 
 
+def test_the_transitions_themselves_give_back_what_they_were_given():
+    """One of two rows cannot: facts are as before, and there is nothing to copy."""
+    session = fresh(toy.only_full())
+    one, two = session.admit([]), session.admit([])
+    for lease in (one, two):
+        session.feed(lease, toy.P[:8])
+    branching, size = session.prefixes._branching, session.model.rows
+    facts = dataclasses.replace(session.cache, pools=())
+    forged = dataclasses.replace(two, ticket=two.ticket + 1)
+    for moved in (
+        branching._rewind_facts(facts, [one, two], [7, 9], [True, True], size),
+        branching._branch_facts(facts, [one, forged], [], [0], [2], size),
+        branching._branch_facts(facts, [one, two], [], [0], [1], size),
+    ):
+        codes = np.asarray(moved.status).tolist()
+        assert not set(codes) <= {Status.OK, Status.IDLE}
+        assert toy.leaves_equal(moved.cache, facts)
+        assert (np.asarray(moved.targets) == session.model.plan.blocks[0]).all()
+
+
 @settings(max_examples=15)
 @given(data=st.data())
 def test_no_copy_reads_what_another_one_writes(data):
