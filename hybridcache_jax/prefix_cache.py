@@ -86,7 +86,9 @@ class PrefixCache:
         self._line = Lineage(plan)
         self._watch = Watch(plan, metrics)
         self._at = at
-        self._outer = None if tier is None else Outer(plan, tier, self._index, at)
+        self._outer = (
+            None if tier is None else Outer(plan, tier, self._index, self._watch, at)
+        )
         self._upkeep = Upkeep(
             plan, self._index, self._versions, self._outer, self._watch, at
         )
@@ -298,10 +300,9 @@ class PrefixCache:
             raise LeaseError(
                 "A block of this plan changed hands since it was matched; match again."
             )
-        if self._outer is not None:
-            self._outer.settle(plan)
+        outer = 0 if self._outer is None else self._outer.settle(plan)
         lease = Lease(row, int(ticket), plan)
-        self._watch.acquired(cache, lease)
+        self._watch.acquired(cache, lease, outer)
         return self._line.stamped(cache), lease
 
     def publish(self, cache: HybridCache, lease: Lease) -> HybridCache:

@@ -81,6 +81,15 @@ lookup, and reuses nothing.  So these sums hold:
     hybridcache_retraces_total
         counter, shapes: Shapes of the step that were compiled after warm-up; should
         stay 0.
+    hybridcache_moved_out_blocks_total{form}
+        counter, blocks: Evicted blocks of which the outer tier took a copy.
+    hybridcache_moved_out_bytes_total{form}
+        counter, bytes: Their size.
+    hybridcache_loaded_blocks_total{form}
+        counter, blocks: Blocks that came back from the outer tier; they count as
+        stored, too.
+    hybridcache_loaded_bytes_total{form}
+        counter, bytes: Their size.
     hybridcache_load_failures_total{stage}
         counter, loads: Loads from an outer tier that failed, by stage.
     hybridcache_shadow_sampled_total
@@ -92,7 +101,6 @@ lookup, and reuses nothing.  So these sums hold:
 """
 
 from hybridcache_jax.observe.declarations import TABLE as TABLE
-from hybridcache_jax.observe.declarations import LoadStage as LoadStage
 from hybridcache_jax.observe.declarations import Metric as Metric
 from hybridcache_jax.observe.metrics import Metrics as Metrics
 from hybridcache_jax.observe.prometheus import PrometheusRegistry as PrometheusRegistry

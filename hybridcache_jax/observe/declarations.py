@@ -43,17 +43,6 @@ class Where(enum.StrEnum):
     STEP = "step"
 
 
-class LoadStage(enum.StrEnum):
-    """At which point a load from an outer tier failed."""
-
-    READ = "read"
-    DIGEST = "digest"
-    LAYOUT = "layout"
-    VERSION = "version"
-    REGISTER = "register"
-    DEADLINE = "deadline"
-
-
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """One row of the table.
@@ -238,6 +227,22 @@ TABLE: tuple[Metric, ...] = (
         "Shapes of the step that were compiled after warm-up; should stay 0.",
     ),
     # Said by outer tiers and by shadow runs.
+    Metric(
+        "moved_out_blocks_total",
+        "counter",
+        "blocks",
+        "Evicted blocks of which the outer tier took a copy.",
+        ("form",),
+    ),
+    Metric("moved_out_bytes_total", "counter", "bytes", "Their size.", ("form",)),
+    Metric(
+        "loaded_blocks_total",
+        "counter",
+        "blocks",
+        "Blocks that came back from the outer tier; they count as stored, too.",
+        ("form",),
+    ),
+    Metric("loaded_bytes_total", "counter", "bytes", "Their size.", ("form",)),
     Metric(
         "load_failures_total",
         "counter",

@@ -7,13 +7,13 @@ from hybridcache_jax.forms import Form
 from hybridcache_jax.observe.declarations import (
     PREFIX,
     TABLE,
-    LoadStage,
     Phase,
     Tier,
     Where,
     Why,
 )
 from hybridcache_jax.observe.registry import Registry
+from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.resume_plan import ResumePlan
 
 
@@ -140,6 +140,17 @@ class Metrics:
     def retraced(self, shapes: int) -> None:
         """So many shapes were compiled after warm-up; 0 is the normal case."""
         self._add("retraces_total", shapes)
+
+    def moved_out(self, form: Form, blocks: int, size: int) -> None:
+        """The outer tier took copies of so many blocks and bytes of a form."""
+        self._add("moved_out_blocks_total", blocks, form.name)
+        self._add("moved_out_bytes_total", size, form.name)
+
+    def loaded(self, form: Form, blocks: int, size: int) -> None:
+        """So many blocks and bytes of a form came back and are stored again."""
+        self._add("loaded_blocks_total", blocks, form.name)
+        self._add("loaded_bytes_total", size, form.name)
+        self.stored(form, blocks, size)
 
     def load_failed(self, stage: LoadStage) -> None:
         """A load from an outer tier failed at this stage; it registered nothing."""

@@ -14,6 +14,7 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.observe.declarations import Where, Why
 from hybridcache_jax.observe.metrics import Metrics
+from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
@@ -48,10 +49,10 @@ class Watch:
         """See :meth:`Metrics.stale`."""
         self._metrics.stale(where)
 
-    def acquired(self, cache: HybridCache, lease: Lease) -> None:
-        """A lease was granted on its plan."""
+    def acquired(self, cache: HybridCache, lease: Lease, outer: int) -> None:
+        """A lease was granted on its plan; ``outer`` of its tokens had to be loaded."""
         if self._on:
-            self._metrics.acquired(lease.plan)
+            self._metrics.acquired(lease.plan, outer=outer)
             self.granted(cache, lease)
 
     def granted(self, cache: HybridCache, lease: Lease) -> None:
@@ -119,6 +120,22 @@ class Watch:
                 count = int(np.count_nonzero(gone & mask))
                 if count:
                     self._metrics.evicted(form, count, count * size, reason)
+
+    def moved_out(self, pool: int, blocks: int) -> None:
+        """The outer tier took copies of blocks of a pool."""
+        form, size = self._pools[pool]
+        if self._on and blocks:
+            self._metrics.moved_out(form, blocks, blocks * size)
+
+    def loaded(self, pool: int, blocks: int) -> None:
+        """Blocks of a pool came back from the outer tier."""
+        form, size = self._pools[pool]
+        if self._on and blocks:
+            self._metrics.loaded(form, blocks, blocks * size)
+
+    def load_failed(self, stage: LoadStage) -> None:
+        """See :meth:`Metrics.load_failed`."""
+        self._metrics.load_failed(stage)
 
     def sampled(self, accounts: dict[str, dict[str, int]], index: PrefixIndex) -> None:
         """Gauges of this moment.

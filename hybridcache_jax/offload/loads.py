@@ -12,11 +12,11 @@ class LoadStage(enum.StrEnum):
     """Where a load is, or the stage at which it failed."""
 
     READ = "read"
-    VERIFY = "verify"
+    LAYOUT = "layout"
+    DIGEST = "digest"
+    DEADLINE = "deadline"
     ROOM = "room"
     REGISTERED = "registered"
-    DEADLINE = "deadline"
-    CANCELLED = "cancelled"
 
 
 @dataclasses.dataclass(frozen=True)

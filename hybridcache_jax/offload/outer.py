@@ -13,6 +13,7 @@ import numpy as np
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.lease import admission
+from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.offload.loads import Load, LoadReport, LoadStage, Pending
 from hybridcache_jax.offload.payload import Payload, digest, layout_refusal
@@ -28,13 +29,21 @@ MakeRoom = Callable[[HybridCache, Sequence[int]], HybridCache]
 class Outer:
     """Moves blocks between one line of caches and one tier."""
 
-    def __init__(self, plan: CapacityPlan, tier: HostTier, index: PrefixIndex, at: At):
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        tier: HostTier,
+        index: PrefixIndex,
+        watch: Watch,
+        at: At,
+    ):
         """Nothing is pending.
 
         Args:
           plan: the plan of the caches.
           tier: where blocks go.
           index: its claims follow the blocks.
+          watch: counts what moves.
           at: called with every point that is passed.
 
         Raises:
@@ -50,7 +59,7 @@ class Outer:
         self._pending: dict[int, Pending] = {}
         # Verified payloads by pool and place, for all loads that wait for them.
         self._staged: list[dict[int, Payload]] = [{} for _ in plan.blocks]
-        self._at = at
+        self._watch, self._at = watch, at
         self._asked = 0
 
     def move_out(self, cache: HybridCache, begun: Sequence[np.ndarray]) -> None:
@@ -83,6 +92,7 @@ class Outer:
                     kept.append(at)
                     places.append(place)
             self._lead(pool, ids[kept], epochs[kept], self._ids(pool, places))
+            self._watch.moved_out(pool, len(kept))
 
     def ask(self, plan: ResumePlan, deadline: int | None) -> Load:
         """Asks for what a plan needs from the tier; nothing is read yet.
@@ -109,8 +119,12 @@ class Outer:
         self._pending.pop(load.number, None)
         self._unstage()
 
-    def settle(self, plan: ResumePlan) -> None:
-        """Lets go of registered loads that a lease on ``plan`` now protects."""
+    def settle(self, plan: ResumePlan) -> int:
+        """Lets go of registered loads that a lease on ``plan`` now protects.
+
+        Returns:
+          Tokens below ``plan.start`` of which something had to be loaded.
+        """
         done = [
             number
             for number, pending in self._pending.items()
@@ -122,8 +136,14 @@ class Outer:
                 plan.claims.tokens[: pending.load.plan.length],
             )
         ]
+        loaded = np.zeros(plan.start, bool)
         for number in done:
-            del self._pending[number]
+            loads = self._pending.pop(number).load.plan.loads
+            for pool, blocks in zip(self.plan.spec.pools, loads, strict=True):
+                for block in blocks.tolist():
+                    start = block * pool.block_tokens
+                    loaded[start : start + pool.block_tokens] = True
+        return int(loaded.sum())
 
     def protected(self) -> tuple[np.ndarray, ...]:
         """Per pool, ``[P]`` bool: blocks that a pending load's plan needs."""
@@ -155,6 +175,7 @@ class Outer:
                 continue
             reports.append(report)
             if report.failed:
+                self._watch.load_failed(report.stage)
                 del self._pending[number]
         if ready:
             # Up to here nothing has changed.
@@ -192,6 +213,7 @@ class Outer:
         # Claims follow once all of it is there.
         for pool, (places, ids) in enumerate(arrived):
             self._arrived(cache, pool, places, ids)
+            self._watch.loaded(pool, len(ids))
         pending.registered = True
         return cache, LoadReport(load, LoadStage.REGISTERED)
 
@@ -233,12 +255,14 @@ class Outer:
                     late += 1
                     continue
                 self._at(Point.LOAD_READ)
+                stage = LoadStage.LAYOUT
                 why = layout_refusal(spec, self.plan.backend, payload)
                 if why is None and digest(payload.planes) != payload.digest:
+                    stage = LoadStage.DIGEST
                     why = "its bytes are not those that were stored"
                 if why is not None:
                     self.tier.quarantine(pool, place)
-                    return LoadReport(load, LoadStage.VERIFY, True, f"{where}: {why}")
+                    return LoadReport(load, stage, True, f"{where}: {why}")
                 self._staged[pool][place] = payload
         if late:
             return LoadReport(load, LoadStage.READ, why=f"{late} blocks are on the way")

@@ -219,7 +219,7 @@ def test_any_flipped_bit_is_found_and_changes_nothing(bit, tokens):
     if session.match(prompt).verdict == Verdict.NEEDS_IO:
         before, stored = session.cache, session.tier.nbytes
         report = session.load(prompt)
-        assert (report.stage, report.failed) == (LoadStage.VERIFY, True)
+        assert (report.stage, report.failed) == (LoadStage.DIGEST, True)
         assert toy.unchanged(before, session.cache)
         # The block is set aside for good, and is not asked for again.
         assert session.tier.nbytes < stored
@@ -507,6 +507,41 @@ def test_a_payload_has_memory_of_its_own():
     payload = Payload.sealed({"k": plane})
     plane[:] = 7
     assert not payload.planes["k"].any()
+
+
+def test_what_moves_is_counted():
+    """Hit tokens by tier, blocks out and in, failures; the sums hold with a tier."""
+    registry = hc.MemoryRegistry()
+    session = only_full(metrics=hc.Metrics(registry))
+    session.store(CHAT)
+    session.move_out()
+    session.tier.damage(faults.torn)
+    session.load([*CHAT, 0])
+    session.tier.damage(None)
+    session.store(CHAT)
+    session.move_out()
+    lease = session.acquire(session.prefixes.cold_plan(P[:4], session.model.identity))
+    session.feed(lease, P[:4])
+    session.release(lease)  # the first block lies on the device again
+    assert session.load([*CHAT, 0]).ready
+    session.answer([*CHAT, 0])
+
+    def of(name, **labels):
+        return registry.value(f"hybridcache_{name}", **labels)
+
+    block, form = session.model.plan.spec.pools[0].block_bytes, {"form": "FULL_KV"}
+    assert of("load_failures_total", stage="digest") == 1
+    assert of("moved_out_blocks_total", **form) == 8
+    assert of("moved_out_bytes_total", **form) == 8 * block
+    assert of("loaded_blocks_total", **form) == 3
+    assert of("hit_tokens_total", tier="outer") == 12
+    assert of("hit_tokens_total", tier="device") == 4
+    assert of("reused_tokens_total") == 16
+    stored = of("stored_blocks_total", **form)
+    lost = sum(
+        of("evicted_blocks_total", why=why, **form) for why in ("asked", "dead_weight")
+    )
+    assert stored - lost == np.asarray(session.cache.tables[0].kept).sum() == 4
 
 
 def test_a_full_tier_drops_the_longest_unused():

@@ -12,6 +12,7 @@ from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import Remedy
 from hybridcache_jax.matching import make_cold_plan
 from hybridcache_jax.observe.declarations import PREFIX, Where, Why, describe
+from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.resume_plan import FormReport
 from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.ways import Alternative
@@ -63,7 +64,9 @@ def everything(metrics):
     metrics.ran(REPLAY, 10, 12, hc.Status.OK)
     metrics.ran(REPLAY, 22, 1, hc.Status.STALE)
     metrics.retraced(2)
-    metrics.load_failed(observe.LoadStage.DIGEST)
+    metrics.moved_out(hc.Form.FULL_KV, 3, 96)
+    metrics.loaded(hc.Form.FULL_KV, 1, 32)
+    metrics.load_failed(LoadStage.DIGEST)
     metrics.shadow_sampled()
     metrics.shadow_compared(equal=True)
     metrics.shadow_compared(equal=False)
@@ -95,8 +98,8 @@ WANT = {
     ("saved_tokens_total",): 7,
     ("pin_ticks_count",): 1,
     ("pin_ticks_sum",): 2,
-    ("stored_blocks_total", "FULL_KV"): 2,
-    ("stored_bytes_total", "FULL_KV"): 64,
+    ("stored_blocks_total", "FULL_KV"): 3,
+    ("stored_bytes_total", "FULL_KV"): 96,
     ("evicted_blocks_total", "FULL_KV", "room"): 2,
     ("evicted_bytes_total", "FULL_KV", "room"): 64,
     ("blocks", "window", "free"): 2,
@@ -110,6 +113,10 @@ WANT = {
     ("run_tokens_total", "prefill"): 8,
     ("run_tokens_total", "decode"): 2,
     ("retraces_total",): 2,
+    ("moved_out_blocks_total", "FULL_KV"): 3,
+    ("moved_out_bytes_total", "FULL_KV"): 96,
+    ("loaded_blocks_total", "FULL_KV"): 1,
+    ("loaded_bytes_total", "FULL_KV"): 32,
     ("load_failures_total", "digest"): 1,
     ("shadow_sampled_total",): 1,
     ("shadow_compared_total",): 2,
