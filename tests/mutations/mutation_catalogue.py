@@ -65,7 +65,7 @@ MUTATIONS = (
         "        epoch=add(table.epoch, ids, 1),\n        used=put",
         "        used=put",
         "a block that is written again looks like the finished one",
-        _LIFECYCLE,
+        ("tests/faults/test_written_again.py",),
     ),
     Mutation(
         "label-not-cleared",
@@ -81,7 +81,7 @@ MUTATIONS = (
         "        kept=put(table.kept, ids, False),\n        first",
         "        first",
         "a free block is still marked as stored",
-        FINE,
+        _LIFECYCLE,
     ),
     Mutation(
         "position-not-cleared",

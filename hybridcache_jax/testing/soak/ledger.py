@@ -5,6 +5,7 @@ the next block with the same number.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 from hybridcache_jax.codes import Stage, Verdict
 from hybridcache_jax.testing.toy import Model
@@ -65,6 +66,22 @@ def pools_of(model: Model) -> tuple[Pool, ...]:
     )
 
 
+class Who(NamedTuple):
+    """Whose claims: two that are equal find what the other stored.
+
+    Attributes:
+      identity: number of the producer in its namespace.
+      owner: the request or session, where reuse stops at it.
+      generation: changes of the producer's reuse scope so far.
+      shares: whether anything is stored for it at all.
+    """
+
+    identity: int
+    owner: str
+    generation: int
+    shares: bool
+
+
 @dataclasses.dataclass(eq=False)
 class Block:
     """One block in use.
@@ -72,7 +89,7 @@ class Block:
     Attributes:
       pool: its pool.
       number: which block of a row it is.
-      who: the identity that wrote it.
+      who: for whom it was written.
       stage: as the facts must have it.
       pins: rows that refer to it.
       kept: whether a stored prefix holds it.
@@ -82,7 +99,7 @@ class Block:
 
     pool: int
     number: int
-    who: int
+    who: Who
     stage: Stage = Stage.WRITING
     pins: int = 1
     kept: bool = False
@@ -124,7 +141,7 @@ class Expected:
     claimed: int
     held: tuple[bool, ...]
     claims: Claimed
-    who: int
+    who: Who
     prompt: tuple[int, ...]
 
 
@@ -133,7 +150,7 @@ class Row:
     """A row that somebody has.
 
     Attributes:
-      who: the identity that writes.
+      who: for whom it writes.
       tokens: what it holds, from position 0 on.
       point: nothing below is published as its own.
       known: positions below may only be run with the tokens of ``prompt``.
@@ -144,7 +161,7 @@ class Row:
       claims: what was claimed when it was matched.
     """
 
-    who: int
+    who: Who
     tokens: list[int]
     point: int
     known: int

@@ -23,15 +23,17 @@ from hybridcache_jax.errors import LeaseError, NoRoomError, StaleCacheError
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.resume_plan import ResumePlan
-from hybridcache_jax.rollout import ReusePolicy
+from hybridcache_jax.rollout import ReusePolicy, Scope
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.audit import violations
-from hybridcache_jax.testing.soak.ledger import Expected, Row
+from hybridcache_jax.testing.soak.ledger import Expected, Row, Who
 from hybridcache_jax.testing.soak.oracle import Oracle
 
 _STREAMS = 3
 _REMEMBERED = 4
+# The producer of each identity: tenants of one producer have one scope.
+_PRODUCER = (0, 1, 0, 3)
 
 
 class Operation(NamedTuple):
@@ -89,7 +91,7 @@ class Machine:
             base.within("tenant"),
             dataclasses.replace(base, weights=""),
         )
-        self.oracle = Oracle(model, [who.complete for who in self.identities])
+        self.oracle = Oracle(model)
         if not self.oracle.prunes:
             raise ValueError(
                 "No form of this model grows with the history: a replay rebuilds all "
@@ -98,9 +100,11 @@ class Machine:
         self.counts: collections.Counter = collections.Counter()
         self.verdicts: collections.Counter = collections.Counter()
         self.tokens = 0
-        self.prefixes = PrefixCache(model.plan, policy=ReusePolicy("namespace"))
+        self.prefixes = PrefixCache(model.plan, policy=ReusePolicy(Scope.NAMESPACE))
         self.cache = model.empty
-        self._who = 0
+        self._identity = 0
+        self._scopes = [Scope.NAMESPACE] * len(self.identities)
+        self._generations = [0] * len(self.identities)
         self._holders: list[_Holder] = []
         self._plans: list[tuple[ResumePlan, Expected, list[int]]] = []
         self._older: HybridCache | None = None
@@ -169,7 +173,8 @@ class Machine:
         holder = self._holder(a)
         if holder is None:
             return False
-        self.oracle.publish(holder.row)
+        if self._is_current(holder.row.who):
+            self.oracle.publish(holder.row)
         self.cache = self.prefixes.publish(self.cache, holder.lease)
         return True
 
@@ -177,7 +182,8 @@ class Machine:
         holder = self._holder(a)
         if holder is None:
             return False
-        if publish := b % 8 > 0:
+        publish = b % 8 > 0
+        if publish and self._is_current(holder.row.who):
             self.oracle.publish(holder.row)
         self.oracle.release(holder.row)
         self.cache = self.prefixes.release(self.cache, holder.lease, publish=publish)
@@ -363,7 +369,28 @@ class Machine:
 
     def _bump(self, a: int, b: int, c: int) -> bool:
         """Other weights from here on."""
-        self._who = a % 2 if b % 4 == 0 else 0
+        self._identity = a % 2 if b % 4 == 0 else 0
+        return True
+
+    def _set_scope(self, a: int, b: int, c: int) -> bool:
+        """Reuse of one producer, in all its namespaces, becomes wider or narrower."""
+        producer = _PRODUCER[a % len(self.identities)]
+        scope = Scope(b % len(Scope)) if c % 2 else Scope.NAMESPACE
+        self.prefixes.set_scope(self.identities[producer], scope)
+        if scope != self._scopes[producer]:
+            self._scopes[producer] = scope
+            self._generations[producer] += 1
+            self.oracle.drop(lambda who: _PRODUCER[who.identity] == producer)
+        return True
+
+    def _end_request(self, a: int, b: int, c: int) -> bool:
+        """What only this request could find is found no more."""
+        if not self._plans:
+            return False
+        plan, expected, _ = self._plans[a % len(self._plans)]
+        self.prefixes.end_request(plan)
+        if expected.who.owner.startswith("request"):
+            self.oracle.drop(lambda who: who == expected.who)
         return True
 
     def _misuse(self, a: int, b: int, c: int) -> bool:
@@ -420,22 +447,49 @@ class Machine:
         return script, script[: b % (self.model.max_length + 1)]
 
     def _matched(self, prompt: list[int], a: int) -> tuple[ResumePlan, Expected]:
-        who = self._who if a % 8 else a // 8 % len(self.identities)
-        plan = self.prefixes.match(self.cache, prompt, self.identities[who])
+        number = self._identity if a % 8 else a // 8 % len(self.identities)
+        owners = {"request": f"request {a // 64 % 2}", "session": "session"}
+        if a // 8 % 32 == 0:
+            owners = {}
+        plan = self.prefixes.match(
+            self.cache, prompt, self.identities[number], **owners
+        )
+        who = self._who(number, owners)
         expected = self.oracle.expected(who, prompt)
         self.verdicts[plan.verdict.name] += 1
         self._same(
-            f"plan for {prompt} of identity {who}",
+            f"plan for {prompt} of {who}",
             (plan.verdict.name, plan.length, plan.start),
             (expected.verdict.name, expected.point, expected.start),
         )
-        if self.oracle.shared[who]:
+        if who.shares:
             self._same("claimed length", plan.claimed_length, expected.claimed)
             held = tuple(report.held for report in plan.forms)
             self._same("forms held", held, expected.held)
         return plan, expected
 
+    def _who(self, number: int, owners: dict[str, str]) -> Who:
+        """Whose claims are met in the scope of this moment."""
+        producer = _PRODUCER[number]
+        scope = self._scopes[producer]
+        owner = owners.get(scope.name.lower(), "")
+        asked = scope in (Scope.REQUEST, Scope.SESSION)
+        return Who(
+            identity=producer if scope == Scope.GLOBAL else number,
+            owner=owner,
+            generation=self._generations[producer],
+            shares=self.identities[number].complete
+            and scope != Scope.OFF
+            and not (asked and not owner),
+        )
+
+    def _is_current(self, who: Who) -> bool:
+        return who.generation == self._generations[_PRODUCER[who.identity]]
+
     def _acquired(self, plan: ResumePlan, expected: Expected, script) -> bool:
+        if expected.point and not self._is_current(expected.who):
+            self._refused(LeaseError, self.prefixes.acquire, plan)
+            return True
         full = len(self._holders) == self.model.rows
         row = None if full else self.oracle.admit(expected)
         if row is None:

@@ -5,29 +5,23 @@ points, blocks are objects, claims a dictionary.  The one thing that is taken fr
 cache is policy: which place a block was handed, and which blocks an eviction chose.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hybridcache_jax.codes import Stage, Status
-from hybridcache_jax.testing.soak.ledger import Block, Expected, Row, pools_of
+from hybridcache_jax.testing.soak.ledger import Block, Expected, Row, Who, pools_of
 from hybridcache_jax.testing.toy import Model
 from hybridcache_jax.testing.toy_kinds import expected_plan
 
-Unit = tuple[int, tuple[int, ...]]
-Claim = tuple[int, int, int, tuple[int, ...]]
+Unit = tuple[Who, tuple[int, ...]]
+Claim = tuple[Who, int, int, tuple[int, ...]]
 
 
 class Oracle:
     """The state that a cache and its store must be in."""
 
-    def __init__(self, model: Model, shared: Sequence[bool]):
-        """An empty cache.
-
-        Args:
-          model: the toy.
-          shared: per identity, whether what it writes may be shared.
-        """
+    def __init__(self, model: Model):
+        """An empty cache of a toy."""
         self.model = model
-        self.shared = tuple(shared)
         self.pools = pools_of(model)
         self.room = [pool.count for pool in self.pools]
         self.blocks: list[dict[int, Block]] = [{} for _ in self.pools]
@@ -43,7 +37,7 @@ class Oracle:
 
     # Claims.
 
-    def expected(self, who: int, prompt: Sequence[int]) -> Expected:
+    def expected(self, who: Who, prompt: Sequence[int]) -> Expected:
         """The plan for a prompt, found by trying every resume point."""
         prompt, grid = tuple(prompt), self.model.grid
         common = 0
@@ -85,7 +79,7 @@ class Oracle:
     def publish(self, row: Row) -> bool:
         """Claims what a row ran; whether there was anything to claim."""
         whole = row.length - row.length % self.model.grid
-        if whole <= row.point or not self.shared[row.who]:
+        if whole <= row.point or not row.who.shares:
             return False
         tokens = tuple(row.tokens)
         for end in range(self.model.grid, whole + 1, self.model.grid):
@@ -112,6 +106,13 @@ class Oracle:
                 block.kept = block.kept or block.readable
         return True
 
+    def drop(self, gone: Callable[[Who], bool]) -> None:
+        """Takes back all that is claimed for some; the blocks stay."""
+        self._units = {unit for unit in self._units if not gone(unit[0])}
+        self._claims = {
+            claim: block for claim, block in self._claims.items() if not gone(claim[0])
+        }
+
     def _checkpointed(self, row: Row, point: int) -> bool:
         """Whether a row has what is exact at a point, so that all else is of use."""
         return all(
@@ -122,7 +123,7 @@ class Oracle:
             if pool.exact
         )
 
-    def _claim(self, who: int, pool: int, number: int, tokens) -> Claim:
+    def _claim(self, who: Who, pool: int, number: int, tokens) -> Claim:
         """A claim belongs to a whole grid unit: prompts part only between units."""
         end, grid = (number + 1) * self.pools[pool].size, self.model.grid
         return who, pool, number, tuple(tokens[: -(-end // grid) * grid])
@@ -404,7 +405,7 @@ class Oracle:
                 good.add((who, tokens))
         return good
 
-    def _new(self, pool: int, number: int, who: int) -> Block:
+    def _new(self, pool: int, number: int, who: Who) -> Block:
         self.room[pool] -= 1
         return Block(pool, number, who)
 

@@ -33,6 +33,8 @@ WEIGHTS: Mapping[str, int] = MappingProxyType(
         "crash": 2,
         "recover": 2,
         "bump": 2,
+        "set_scope": 1,
+        "end_request": 1,
         "misuse": 2,
         "inspect": 8,
     }
