@@ -448,13 +448,15 @@ class Machine:
 
     def _matched(self, prompt: list[int], a: int) -> tuple[ResumePlan, Expected]:
         number = self._identity if a % 8 else a // 8 % len(self.identities)
-        owners = {"request": f"request {a // 64 % 2}", "session": "session"}
+        request, session = f"request {a // 64 % 2}", "session"
         if a // 8 % 32 == 0:
-            owners = {}
+            request = session = ""
         plan = self.prefixes.match(
-            self.cache, prompt, self.identities[number], **owners
+            *(self.cache, prompt, self.identities[number]),
+            request=request,
+            session=session,
         )
-        who = self._who(number, owners)
+        who = self._who(number, request, session)
         expected = self.oracle.expected(who, prompt)
         self.verdicts[plan.verdict.name] += 1
         self._same(
@@ -468,19 +470,19 @@ class Machine:
             self._same("forms held", held, expected.held)
         return plan, expected
 
-    def _who(self, number: int, owners: dict[str, str]) -> Who:
+    def _who(self, number: int, request: str, session: str) -> Who:
         """Whose claims are met in the scope of this moment."""
         producer = _PRODUCER[number]
         scope = self._scopes[producer]
-        owner = owners.get(scope.name.lower(), "")
-        asked = scope in (Scope.REQUEST, Scope.SESSION)
+        owners = {Scope.REQUEST: request, Scope.SESSION: session}
+        owner = owners.get(scope, "")
         return Who(
             identity=producer if scope == Scope.GLOBAL else number,
             owner=owner,
             generation=self._generations[producer],
             shares=self.identities[number].complete
             and scope != Scope.OFF
-            and not (asked and not owner),
+            and not (scope in owners and not owner),
         )
 
     def _is_current(self, who: Who) -> bool:
