@@ -43,6 +43,8 @@ class CapacityPlan:
       stored_tokens: tokens of stored prefixes that were planned for.
       stored_length: tokens that one stored sequence was taken to have, prompt and
         output; decides how often ``Retention.ends`` keeps something.
+      staging_blocks: blocks that are copied to or from an outer tier in one call; 0
+        for caches without one.
     """
 
     spec: CacheSpec
@@ -55,6 +57,7 @@ class CapacityPlan:
     retention: Policies = ()
     stored_tokens: int = 0
     stored_length: int = 1
+    staging_blocks: int = 0
 
     def __post_init__(self):
         for name in ("max_sequences", "max_length", "max_chunk"):
@@ -65,6 +68,8 @@ class CapacityPlan:
                 f"stored_length must be >= 1 and stored_tokens >= 0, got "
                 f"{self.stored_length} and {self.stored_tokens}."
             )
+        if self.staging_blocks < 0:
+            raise ValueError(f"staging_blocks must be >= 0, got {self.staging_blocks}.")
         if not 0 <= self.rollback <= self.max_length:
             raise ValueError(
                 f"rollback must be 0 to max_length {self.max_length} tokens, got "
@@ -160,7 +165,7 @@ class CapacityPlan:
 
     @property
     def overhead_bytes(self) -> int:
-        """Bytes of state tables, row tables and the host's index."""
+        """Bytes of state tables, row tables, the host's index and staging."""
         pools = len(self.blocks)
         # Per block nine int32 and the keep mark; per pool `num_free`; clock and stamp.
         tables = sum(self.blocks) * (9 * _INT32 + 1) + (pools + 2) * _INT32
@@ -171,7 +176,9 @@ class CapacityPlan:
         # Per token its id, and an id and an epoch for each pool's block, held or not.
         claims = sum(self.index_tokens // p.block_tokens for p in self.spec.pools)
         index = (self.index_tokens + 2 * claims) * _INT32
-        return tables + self.max_sequences * row + index
+        # One pool is copied at a time.
+        staging = self.staging_blocks * max(p.block_bytes for p in self.spec.pools)
+        return tables + self.max_sequences * row + index + staging
 
     @property
     def total_bytes(self) -> int:
@@ -193,7 +200,7 @@ class CapacityPlan:
                 f"{count * pool.block_tokens:>11}{size / 2**20:>10.1f}"
             )
         lines.append(
-            f"{'tables, rows, index':<24}{'':>27}{self.overhead_bytes / 2**20:>10.1f}"
+            f"{'tables, index, staging':<51}{self.overhead_bytes / 2**20:>10.1f}"
         )
         lines.append(f"{'total':<24}{'':>27}{self.total_bytes / 2**20:>10.1f}")
         return "\n".join(lines)
@@ -210,6 +217,7 @@ def plan_capacity(
     stored_length: int | None = None,
     rollback: int = 0,
     retention: Retention | Mapping[Form, Retention] = Retention.every_block(),
+    staging_blocks: int = 0,
     backend: str | None = None,
 ) -> CapacityPlan:
     """Divides a byte budget over the pools of a spec.
@@ -235,6 +243,8 @@ def plan_capacity(
         within what it ran itself; what the last step ran needs no margin.
       retention: at which resume points bounded forms are kept; one policy for all of
         them, or one for each form that is named.
+      staging_blocks: blocks that are copied to or from an outer tier in one call; a
+        ``PrefixCache`` with a tier needs at least one, 16 are plenty.
       backend: None for JAX's default backend.
 
     Raises:
@@ -275,6 +285,7 @@ def plan_capacity(
             retention=kept,
             stored_tokens=tokens,
             stored_length=length,
+            staging_blocks=staging_blocks,
         )
 
     if stored_tokens is None:

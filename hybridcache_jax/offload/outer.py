@@ -47,12 +47,17 @@ class Outer:
           at: called with every point that is passed.
 
         Raises:
-          ValueError: for a tier of another plan.
+          ValueError: for a tier of another plan, or a plan without staging blocks.
         """
         if tier.plan != plan:
             raise ValueError(
                 "The tier was made for another plan than this PrefixCache; make it "
                 "with the same one."
+            )
+        if plan.staging_blocks < 1:
+            raise ValueError(
+                "A cache with an outer tier needs memory to copy through; plan it with "
+                "plan_capacity(staging_blocks=16)."
             )
         self.plan, self.tier, self.index = plan, tier, index
         self._transfer = Transfer(plan)

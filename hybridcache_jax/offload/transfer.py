@@ -12,9 +12,6 @@ from hybridcache_jax.forms import Form
 from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.state import HybridCache, StateTable
 
-# Blocks moved by one call: large enough to hide the call, small as staging memory.
-BATCH = 16
-
 # Facts that go with a block wherever it lies.
 LABELS = ("version", "provenance", "first")
 
@@ -24,7 +21,7 @@ class Transfer:
 
     def __init__(self, plan: CapacityPlan):
         """Compiles nothing yet."""
-        self.plan = plan
+        self.plan, self._batch = plan, plan.staging_blocks
         self._take = jax.jit(_take)
         self._place = jax.jit(_place, donate_argnums=0)
         self._receive = jax.jit(_receive, static_argnames="form")
@@ -38,9 +35,9 @@ class Transfer:
           ids: ``[n]`` int32.
         """
         found = []
-        for start in range(0, len(ids), BATCH):
-            some = ids[start : start + BATCH]
-            padded = np.full(BATCH, self.plan.blocks[pool], np.int32)
+        for start in range(0, len(ids), self._batch):
+            some = ids[start : start + self._batch]
+            padded = np.full(self._batch, self.plan.blocks[pool], np.int32)
             padded[: len(some)] = some
             taken = jax.device_get(self._take(cache.pools[pool], padded))
             for place in range(len(some)):
@@ -67,12 +64,12 @@ class Transfer:
           The cache and ``[n]`` int32 ids.
         """
         found = []
-        for start in range(0, len(payloads), BATCH):
-            some = payloads[start : start + BATCH]
+        for start in range(0, len(payloads), self._batch):
+            some = payloads[start : start + self._batch]
             stop = start + len(some)
-            facts = np.zeros((len(LABELS), BATCH), np.int32)
+            facts = np.zeros((len(LABELS), self._batch), np.int32)
             facts[:, : len(some)] = labels[:, start:stop]
-            want = np.arange(BATCH) < len(some)
+            want = np.arange(self._batch) < len(some)
             form = self.plan.spec.pools[pool].form
             table, ids = self._receive(
                 cache.tables[pool], want, *facts, cache.clock, form=form
@@ -80,7 +77,7 @@ class Transfer:
             memory = {}
             for name, plane in cache.pools[pool].items():
                 layers, _, *entry = plane.shape
-                block = np.zeros((layers, BATCH, *entry), plane.dtype)
+                block = np.zeros((layers, self._batch, *entry), plane.dtype)
                 for place, payload in enumerate(some):
                     block[:, place] = payload.planes[name]
                 memory[name] = block

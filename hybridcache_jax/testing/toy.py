@@ -279,6 +279,7 @@ def _model(kinds, blocks, style, forward, entry, sizes, retention, backend) -> M
         max_chunk=max_chunk,
         stored_tokens=stored,
         rollback=rollback,
+        staging_blocks=4,
         retention=retention if isinstance(retention, Retention) else dict(retention),
         backend=backend,
     )

@@ -557,6 +557,9 @@ def test_a_full_tier_drops_the_longest_unused():
     other = dataclasses.replace(some.plan, max_sequences=1)
     with pytest.raises(ValueError, match="another plan"):
         hc.PrefixCache(other, tier=session.tier)
+    without = dataclasses.replace(some.plan, staging_blocks=0)
+    with pytest.raises(ValueError, match="staging_blocks=16"):
+        hc.PrefixCache(without, tier=hc.HostTier(without, budget="1MiB"))
 
 
 def test_moving_in_and_out_traces_nothing_new():
