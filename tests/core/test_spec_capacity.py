@@ -558,6 +558,15 @@ def test_a_plan_counts_every_byte(shape, stored):
     assert real == made.total_bytes
 
 
+def test_a_plan_counts_what_blocks_are_copied_through():
+    """One pool's blocks at a time: as much memory as those of the largest pool."""
+    without, made = plan(stored_tokens=40), plan(stored_tokens=40, staging_blocks=3)
+    largest = max(pool.block_bytes for pool in made.spec.pools)
+    assert made.total_bytes - without.total_bytes == 3 * largest
+    with pytest.raises(ValueError, match="staging_blocks"):
+        plan(staging_blocks=-1)
+
+
 @settings(max_examples=60)
 @given(
     budget=st.integers(20_000, 400_000),
