@@ -14,6 +14,7 @@ import numpy as np
 
 from hybridcache_jax.forms import RULES, Form
 from hybridcache_jax.retention import Policies, Retention, policies
+from hybridcache_jax.retention_cost import RetentionCost, retention_cost
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.validate import alignment, layout
 from pallas_kernels.contracts import XLA
@@ -185,8 +186,12 @@ class CapacityPlan:
         """Everything that the budget pays for."""
         return sum(self.pool_bytes) + self.overhead_bytes
 
+    def retention_cost(self) -> RetentionCost:
+        """What the retention policies keep, and what a hit then runs again."""
+        return retention_cost(self.spec, self.policy, self.stored_length)
+
     def report(self) -> str:
-        """A table for people: blocks, tokens and bytes per pool."""
+        """A table for people: blocks, tokens and bytes per pool, cost of retention."""
         lines = [
             f"resume points every {self.spec.grid} tokens; a prompt of up to "
             f"{self.spec.grid} tokens can never hit",
@@ -203,6 +208,19 @@ class CapacityPlan:
             f"{'tables, index, staging':<51}{self.overhead_bytes / 2**20:>10.1f}"
         )
         lines.append(f"{'total':<24}{'':>27}{self.total_bytes / 2**20:>10.1f}")
+        cost = self.retention_cost()
+        lines += [
+            f"{pool.pool} is kept at {pool.policy}: {format_bytes(pool.point_bytes)} a "
+            f"resume point, {format_bytes(pool.bytes_per_1000_tokens)} per 1,000 "
+            "stored tokens"
+            for pool in cost.pools
+        ]
+        if cost.pools:
+            lines.append(
+                f"in stored sequences of {cost.length} tokens a hit runs "
+                f"{cost.mean_replayed:.0f} tokens again on average, "
+                f"{cost.most_replayed} at most, {cost.end_replayed} at the end"
+            )
         return "\n".join(lines)
 
 

@@ -167,3 +167,84 @@ def test_a_step_ends_where_a_checkpoint_is_kept(policy, start, size, prompt):
         assert end == min(inside, default=stop)
     else:
         assert end == max(inside, default=stop)
+
+
+def law(layers, point, checkpoints):
+    """Where a replay up to ``point`` starts: windows widen it, states begin at one.
+
+    ``layers``: sizes of windows, and ``"state"``; only states at the bottom.
+    """
+    start = point
+    for layer in reversed(layers):
+        if layer == "state":
+            start = max((c for c in checkpoints if c <= start), default=0)
+        else:
+            start = max(0, start - layer + 1)
+    return start
+
+
+@settings(max_examples=60)
+@given(
+    window=POLICIES,
+    state=POLICIES,
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    recurrent=st.booleans(),
+    length=st.integers(1, 130),
+)
+def test_what_a_hit_costs(window, state, sizes, recurrent, length):
+    """Against every grid point in turn, in plain Python."""
+    kinds = [LayerSpec(local=Window(size, ROW)) for size in sizes]
+    kept = {Form.SWA_WINDOW: kept_points(window, length, length)}
+    policy = {Form.SWA_WINDOW: window}
+    layers = list(sizes)
+    if recurrent:
+        kinds = [LayerSpec(recurrent=hc.RecurrentState(ROW)), *kinds]
+        kept[Form.RECURRENT_STATE] = kept_points(state, length, length)
+        policy[Form.RECURRENT_STATE] = state
+        layers = ["state", *layers]
+    spec = hc.CacheSpec.from_layers([*kinds, FULL], block_tokens=GRID)
+    made = hc.plan_capacity(
+        spec,
+        budget="8MiB",
+        max_sequences=1,
+        max_length=130,
+        max_chunk=8,
+        stored_length=length,
+        retention=policy,
+        backend="cpu",
+    )
+    again = []
+    for point in range(GRID, length + 1, GRID):
+        both = set.intersection(*kept.values())
+        resumed = max((p for p in both if p <= point), default=0)
+        states = kept.get(Form.RECURRENT_STATE, set())
+        again.append(point - max(resumed, law(layers, point, states)))
+    cost = made.retention_cost()
+    assert cost.most_replayed == max(again, default=0)
+    assert cost.end_replayed == (again[-1] if again else 0)
+    assert cost.mean_replayed == pytest.approx(sum(again) / max(len(again), 1))
+
+
+def test_the_report_states_the_cost():
+    """A window of 10 in blocks of 2: five blocks, of 32 bytes each, at a point."""
+    spec = hc.CacheSpec.from_layers(
+        [WINDOW, FULL], block_tokens={Form.SWA_WINDOW: 2, Form.FULL_KV: 8}
+    )
+    made = hc.plan_capacity(
+        spec,
+        budget="8MiB",
+        max_sequences=1,
+        max_length=80,
+        retention=Retention.every(40),
+        backend="cpu",
+    )
+    (pool,) = made.retention_cost().pools
+    size = spec.pools[0].block_bytes
+    assert pool.point_bytes == 5 * size
+    assert pool.bytes_per_1000_tokens == 1000 / 40 * 5 * size
+    # Points at 8, 16, 24, 32 behind one that keeps: a replay of 9 at most.
+    assert made.retention_cost().most_replayed == 9
+    assert made.retention_cost().mean_replayed == (0 + 8 + 9 + 9 + 9) / 5
+    text = made.report()
+    assert "swa_window.0 is kept at every 40 tokens" in text
+    assert "9 at most, 0 at the end" in text

@@ -76,8 +76,15 @@ class Oracle:
         bounded = [where for where in parts if where[1] not in ("entries", "index")]
         states = [where for where in bounded if where[1] == "state"]
 
+        def first_held(where):
+            """First position of a part that the row has not let go of."""
+            ends_kept = self.policy[where] == ENDS
+            since = self.floor(before) if ends_kept else before
+            return self.model.kinds[where[0]].required(where[1], since)[0]
+
         def all_keep(some, point):
-            taken = point in ends or not states
+            taken = point in ends and all(point > first_held(w) for w in states)
+            taken = taken or not states
             return taken and all(self.keeps(w, point, prompt, end) for w in some)
 
         points = range(self.floor(resumed) + self.grid, len(tokens) + 1, self.grid)
@@ -88,10 +95,7 @@ class Oracle:
                     states if part == "state" else bounded, point
                 ):
                     continue
-                since = before
-                if self.policy[layer, part] == ENDS:
-                    since = self.floor(before)
-                lo, _ = kind.required(part, since)
+                lo = first_held((layer, part))
                 for number in {q // size for q in range(*kind.required(part, point))}:
                     mine = number >= resumed // size and (number + 1) * size > lo
                     if mine:

@@ -1,0 +1,97 @@
+"""What retention policies cost: bytes that are kept, tokens that are run again.
+
+A hit stands at a grid point up to which the history is stored.  It is resumed at the
+deepest point that keeps every bounded form, or replayed from where ``replay_start``
+says; the later of the two starts is what it costs.  No checkpoint is missed: each is
+taken wherever it is kept.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from hybridcache_jax.forms import RULES, Form
+from hybridcache_jax.replay import replay_start
+from hybridcache_jax.retention import Retention, point_blocks
+from hybridcache_jax.spec import CacheSpec
+
+# Enough sequences that what one of them keeps is not rounded away.
+_MANY = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolCost:
+    """Memory of one bounded pool.
+
+    Attributes:
+      pool: its name.
+      policy: at which resume points it is kept.
+      point_bytes: most bytes that one retained point holds.
+      bytes_per_1000_tokens: bytes that 1,000 stored tokens keep, neighbouring points
+        sharing blocks.
+    """
+
+    pool: str
+    policy: Retention
+    point_bytes: int
+    bytes_per_1000_tokens: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RetentionCost:
+    """Memory per bounded pool, and tokens run again on a hit.
+
+    Attributes:
+      pools: in the order of the spec.
+      length: tokens of the stored sequence that was looked at; under ``ends`` both its
+        prompt and its output end there.
+      most_replayed: tokens run again, at worst over all grid points of the sequence.
+      mean_replayed: the same on average, every grid point alike.
+      end_replayed: tokens run again by a hit at the sequence's last grid point.
+    """
+
+    pools: tuple[PoolCost, ...]
+    length: int
+    most_replayed: int
+    mean_replayed: float
+    end_replayed: int
+
+
+def retention_cost(
+    spec: CacheSpec, policy: Callable[[Form], Retention], length: int
+) -> RetentionCost:
+    """What policies cost in memory and in replayed tokens.
+
+    Args:
+      spec: what is cached.
+      policy: the policy of each bounded form.
+      length: tokens of a stored sequence, prompt and output.
+    """
+    grid = spec.grid
+    bounded = [pool for pool in spec.pools if not RULES[pool.form].grows]
+    points = np.arange(grid, length + 1, grid, dtype=np.int32)
+    joint, states = np.ones(len(points), bool), np.ones(len(points), bool)
+    for pool in bounded:
+        kept = policy(pool.form).keeps(points, grid=grid, prompt=length, end=length)
+        joint = joint & kept
+        states = states & kept if RULES[pool.form].exact else states
+    resumed = np.maximum.accumulate(np.where(joint, points, 0))
+    start = np.maximum(resumed, replay_start(spec, points, points[states]))
+    again = points - start
+    tokens = _MANY * (length + -length % grid)
+    costs = []
+    for pool in bounded:
+        rule = policy(pool.form)
+        blocks = rule.stored_blocks(pool, tokens, grid=grid, length=length)
+        one = point_blocks(pool, grid) * pool.block_bytes
+        costs.append(
+            PoolCost(pool.name, rule, one, 1000 * blocks * pool.block_bytes / tokens)
+        )
+    return RetentionCost(
+        pools=tuple(costs),
+        length=length,
+        most_replayed=int(again.max(initial=0)),
+        mean_replayed=float(again.mean()) if len(again) else 0.0,
+        end_replayed=int(again[-1]) if len(again) else 0,
+    )
