@@ -149,7 +149,9 @@ def _kept_points(
     A checkpoint without windows is of use all the same: a replay starts there.
     """
     grid = capacity.spec.grid
-    joint, states = np.ones(len(points), bool), np.ones(len(points), bool)
+    joint = np.ones(len(points), bool)
+    exact = any(RULES[pool.form].exact for pool in capacity.spec.pools)
+    states = np.full(len(points), exact)
     for number, pool in enumerate(capacity.spec.pools):
         rule = RULES[pool.form]
         if rule.grows:
