@@ -1,0 +1,144 @@
+"""What a ``PrefixCache`` is made of, and what it says of itself."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from hybridcache_jax import deadlines, lifecycle
+from hybridcache_jax import lease as leaselib
+from hybridcache_jax import rows as rowlib
+from hybridcache_jax._typing import TokenIds
+from hybridcache_jax.approximate import marked
+from hybridcache_jax.branching import Branching
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.cost import CostModel
+from hybridcache_jax.host_facts import snapshot
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.lineage import Lineage, OnFacts
+from hybridcache_jax.observe.metrics import Metrics
+from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.offload.outer import Outer
+from hybridcache_jax.points import At, pass_by
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.rollout import Key, ReusePolicy, Rollout, Scope
+from hybridcache_jax.state import HybridCache
+from hybridcache_jax.upkeep import Upkeep
+
+
+class PrefixParts:
+    """Claims about one line of caches, and everything that keeps them true.
+
+    Attributes:
+      plan: the plan of the caches it is used with.
+      cost: rates by which :meth:`match` weighs waiting, replaying and recomputing.  Set
+        it between calls when they were measured anew:
+        ``prefixes.cost = prefixes.cost.after_run(tokens, seconds)``.
+    """
+
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        *,
+        policy: ReusePolicy = ReusePolicy(),
+        cost: CostModel = CostModel(),
+        metrics: Metrics = Metrics(),
+        placeholders: TokenIds = (),
+        tier: HostTier | None = None,
+        at: At = pass_by,
+    ):
+        """An empty store of prefixes.
+
+        Args:
+          plan: the plan of the caches it will be used with.
+          policy: who may reuse what; by default a request only what it stored itself.
+          cost: rates by which waiting, replaying and recomputing are compared.
+          metrics: where to count what happens; by default nowhere.
+          placeholders: token ids that stand for content.  A prompt that has one without
+            saying which (``contents`` of :meth:`match`) is not reused from there on.
+          tier: takes what is evicted, so that it can be loaded again; None to lose it.
+          at: called with every point that is passed, to inject faults.
+        """
+        self.plan = plan
+        self.cost = cost
+        self._rollout = Rollout(policy)
+        self._index = PrefixIndex(plan.spec, placeholders)
+        self._versions: dict[Identity, int] = {}
+        self._line = Lineage(plan)
+        self._watch = Watch(plan, metrics)
+        self._at = at
+        self._outer = (
+            None if tier is None else Outer(plan, tier, self._index, self._watch, at)
+        )
+        self._upkeep = Upkeep(
+            plan, self._index, self._versions, self._outer, self._watch, at
+        )
+        self._admit = OnFacts(leaselib.admit)
+        self._release = OnFacts(leaselib.release)
+        self._renew = OnFacts(deadlines.renew)
+        self._keep = OnFacts(leaselib.keep)
+        self._read = jax.jit(rowlib.read)
+        self._branching = Branching(plan)
+
+    @property
+    def stored_tokens(self) -> int:
+        """Tokens that the index claims, shared parts counted once."""
+        return self._index.stored_tokens
+
+    def claims(self) -> Iterator[tuple[Key, int, np.ndarray, np.ndarray]]:
+        """All claims, true or not, for audits.
+
+        Yields:
+          Key, number of the pool, ids ``[n]`` int32 and epochs ``[n]`` int32.
+        """
+        return self._index.claims()
+
+    def scope(self, identity: Identity) -> Scope:
+        """The reuse scope of a producer at this moment, whatever its namespace."""
+        return self._rollout.scope(identity)
+
+    def set_scope(self, identity: Identity, scope: Scope | str) -> None:
+        """Widens or narrows the reuse of a producer, at once and in all namespaces.
+
+        What it stored before is not found any more, its blocks go as dead weight when
+        room is made.  Rows that are running go on and publish nothing.
+
+        Args:
+          identity: the producer; its namespace does not matter.
+          scope: a :class:`Scope` or its name; nothing happens if it is the present one.
+
+        Raises:
+          ValueError: for a scope that does not exist.
+        """
+        producer = identity.within(None)
+        if self._rollout.set_scope(producer, scope):
+            self._index.drop(lambda key: key.identity.within(None) == producer)
+
+    def end_request(self, plan: ResumePlan) -> None:
+        """Takes back what only a request that is over could find.
+
+        Its blocks go as dead weight when room is made; without it they would wait for
+        their age.  In a wider scope nothing happens.
+
+        Args:
+          plan: any plan of the request.
+        """
+        if plan.key.scope == Scope.REQUEST:
+            gone = (plan.key, marked(plan).key)
+            self._index.drop(lambda key: key in gone)
+
+    def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
+        """Per pool, how many blocks are what; the parts add up to ``total``.
+
+        The gauges of the metrics are set to the same.
+        """
+        accounts = {
+            pool.name: {k: int(v) for k, v in lifecycle.account(table).items()}
+            for pool, table in zip(
+                self.plan.spec.pools, snapshot(cache.tables), strict=True
+            )
+        }
+        self._watch.sampled(accounts, self._index)
+        return accounts

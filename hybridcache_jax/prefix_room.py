@@ -1,0 +1,131 @@
+"""The room of a ``PrefixCache``: what is evicted, moved out and loaded again."""
+
+from collections.abc import Sequence
+
+from hybridcache_jax import eviction
+from hybridcache_jax.codes import Verdict
+from hybridcache_jax.forms import Form
+from hybridcache_jax.host_facts import snapshot
+from hybridcache_jax.observe.declarations import Why
+from hybridcache_jax.offload.loads import Load, LoadReport
+from hybridcache_jax.prefix_parts import PrefixParts
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.state import HybridCache
+
+
+class RoomMethods(PrefixParts):
+    """Memory that stored prefixes give up and get back."""
+
+    def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
+        """Evicts stored blocks until so many are free, as far as that is possible.
+
+        Args:
+          cache: the cache.
+          blocks: per pool, free blocks wanted.
+        """
+        self._line.require_newest(cache)
+        after = self._upkeep.make_room(cache, blocks)
+        return cache if after is cache else self._line.stamped(after)
+
+    def evict(self, cache: HybridCache, form: Form) -> HybridCache:
+        """Evicts every stored block of one form that nobody has pinned."""
+        self._line.require_newest(cache)
+        counts = [
+            count if pool.form == form else 0
+            for pool, count in zip(self.plan.spec.pools, self.plan.blocks, strict=True)
+        ]
+        return self._line.stamped(self._upkeep.evict(cache, counts, Why.ASKED))
+
+    def shrink(self, cache: HybridCache, nbytes: int) -> HybridCache:
+        """Evicts stored blocks worth so many bytes, as far as that is possible.
+
+        What is cheapest to get back goes first: windows and tails, which are replayed,
+        before checkpoints, and those before the history; among equals the longest
+        unused, then the highest position.  What a row has pinned stays.  Dead weight is
+        no part of the bytes: it goes besides.
+
+        Args:
+          cache: the cache.
+          nbytes: bytes of stored blocks to give up.
+
+        Raises:
+          ValueError: for a negative amount.
+        """
+        if nbytes < 0:
+            raise ValueError(f"Bytes to give up cannot be negative, got {nbytes}.")
+        self._line.require_newest(cache)
+        after = self._upkeep.without_dead_weight(cache)
+        self._watch.lost(cache, after)
+        tables = snapshot(after.tables)
+        counts = eviction.cheapest(self.plan.spec.pools, tables, nbytes)
+        return self._line.stamped(self._upkeep.evict(after, counts, Why.ASKED))
+
+    def recover(self, cache: HybridCache) -> HybridCache:
+        """Settles what an interrupted eviction left behind.
+
+        Blocks that were about to go stay if a claim names them, and become free if
+        none does.  Nothing that a row reads is touched.
+
+        Args:
+          cache: the newest value that is at hand.
+
+        Raises:
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        return self._line.stamped(self._upkeep.recover(cache))
+
+    def load(
+        self, cache: HybridCache, plan: ResumePlan, *, deadline: int | None = None
+    ) -> Load:
+        """Asks for the blocks that a plan waits for; :meth:`poll` brings them.
+
+        What the plan needs on the device is not evicted from here on, until the plan
+        that follows is acquired or the load is given up.
+
+        Args:
+          cache: the cache of this moment.
+          plan: from :meth:`match`, with the verdict NEEDS_IO.
+          deadline: ticks of ``cache.clock`` after which it is given up; None for never.
+
+        Returns:
+          A receipt, for :meth:`cancel` and to know its reports.
+
+        Raises:
+          ValueError: for a plan of another verdict.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        if plan.verdict != Verdict.NEEDS_IO or self._outer is None:
+            raise ValueError(
+                f"Only a plan with the verdict NEEDS_IO has something to load, this "
+                f"one is {plan.verdict.name}."
+            )
+        last = None if deadline is None else int(cache.clock) + deadline
+        return self._outer.ask(plan, last)
+
+    def poll(self, cache: HybridCache) -> tuple[HybridCache, tuple[LoadReport, ...]]:
+        """Takes every load as far as it goes.  Call it between steps.
+
+        A load is registered whole, in one update, after all of it was verified; one
+        that fails changes nothing and its blocks are not counted on again.
+
+        Args:
+          cache: the cache; its memory is donated, go on from the one returned.
+
+        Returns:
+          The cache, and a report for every load that was on its way.
+
+        Raises:
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        if self._outer is None:
+            return cache, ()
+        cache, reports = self._outer.poll(cache, self._upkeep.make_room)
+        return self._line.stamped(cache), reports
+
+    def cancel(self, load: Load) -> None:
+        """Gives a load up; what it brought already stays like any stored prefix."""
+        if self._outer is not None:
+            self._outer.cancel(load)
