@@ -108,7 +108,8 @@ class RoomMethods(PrefixParts):
         """Takes every load as far as it goes.  Call it between steps.
 
         A load is registered whole, in one update, after all of it was verified; one
-        that fails changes nothing and its blocks are not counted on again.
+        that fails changes nothing.  A block that failed verification, or that the tier
+        no longer has, is not counted on again; after any other error it may be.
 
         Args:
           cache: the cache; its memory is donated, go on from the one returned.

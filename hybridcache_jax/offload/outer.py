@@ -253,6 +253,11 @@ class Outer:
                     continue
                 try:
                     payload = self.tier.read(pool, place)
+                except KeyError:
+                    # Asked again it would be gone again.
+                    self.tier.quarantine(pool, place)
+                    why = f"{where}: the tier no longer has the block"
+                    return LoadReport(load, LoadStage.READ, True, why)
                 except Exception as error:  # a tier may fail in any way of its own
                     why = f"{where}: {type(error).__name__}: {error}"
                     return LoadReport(load, LoadStage.READ, True, why)

@@ -80,6 +80,30 @@ _STEP = (
     "Retention.step_end says; in this scenario none does."
 )
 
+_VERIFIED = (
+    "Nothing is shared before it has been verified: whoever waits for the bad block "
+    "plans again."
+)
+_SAVED = "What is evicted moves out first, so a parent follows its child to the tier."
+_READ = (
+    "A load brings what resuming there reads: W - 1 rows of a window, all of a prefix "
+    "shorter than that."
+)
+_LATER = "A load for which there is no room waits until there is, and has taken none."
+_AGAIN = (
+    "The copy in the tier is whole still: the next try may go well, and whoever does "
+    "not wait runs cold."
+)
+_LEFT = "What is left is a resume point: only what follows it is run."
+_SINGLY = (
+    "Blocks move out one by one, and the tier keeps those it has room for in place of "
+    "the longest unused; what a pending load needs stays."
+)
+_AGE = (
+    "A checkpoint that is proved goes by age, or was never kept by its retention rule; "
+    "not because a request ends that could still be repeated."
+)
+
 DIFFERENCES = (
     Difference("C11a", "4", "hit", 32, _DRAFT),
     Difference("C12", "4", "hit", 32, _DRAFT),
@@ -127,6 +151,23 @@ DIFFERENCES = (
     Difference("F03", "", "resume_at", 1, _EXACT),
     Difference("F03", "", "scheduled", 99, _EXACT),
     Difference("F11", "", "nulls", [0, 5, 5, 5], _VALUES),
+    Difference("F05", "", "resume_at", 33, _EXACT),
+    Difference("F05", "", "scheduled", 67, _EXACT),
+    Difference("F07", "", "computed", [400, 400], _VERIFIED),
+    Difference("O04", "3", "fail", False, _SINGLY),
+    Difference("O04", "4", "result", "MISS", _SINGLY),
+    Difference("O04", "5", "result", "MISS", _SINGLY),
+    Difference("sgl-tier-09", "c0", "kept", True, _SAVED),
+    Difference("sgl-tier-11", "0", "reserved", 3, _READ),
+    Difference("sgl-tier-11", "1", "reserved", 3, _READ),
+    Difference("sgl-tier-11", "x", "tokens_asked", 3, _READ),
+    Difference("sgl-tier-11", "x", "aborted", False, _LATER),
+    Difference("sgl-tier-15", "host_to_device_copy", "verdict", "io_wait", _AGAIN),
+    Difference("sgl-tier-15", "device_capacity", "verdict", "io_wait", _AGAIN),
+    Difference("sgl-file-05", "3", "verdict", "resumable", _LEFT),
+    Difference("lmc-fault-01", "l", "verdict", "resumable", _LEFT),
+    Difference("trt-ssm-05", "1", "hit", 64, _AGE),
+    Difference("trt-ssm-05", "2", "hit", 32, _AGE),
     Difference("sgl-swa-01", "m5", "hit", 5, _VICTIM),
     Difference("sgl-swa-01", "m5", "verdict", "resumable", _VICTIM),
     Difference("sgl-swa-01", "m5", "miss_group", None, _VICTIM),
@@ -166,25 +207,8 @@ DIFFERENCES = (
     Difference("idx-03", "a", "verdict", "partial_recompute", _REPLAY),
 )
 
-_TIER = "needs an outer tier"
-
 PENDING = {
-    "O02": _TIER,
-    "O04": _TIER,
-    "F05": _TIER,
-    "F06b": _TIER,
-    "F07": _TIER,
-    "F09": _TIER,
-    "F13": _TIER,
-    "lmc-fault-01": _TIER,
-    **{f"sgl-tier-{number:02}": _TIER for number in range(1, 18, 2)},
-    "sgl-file-05": _TIER,
-    "lcp-slot-01": _TIER,
-    "lcp-slot-03": _TIER,
-    "lcp-idle-01": _TIER,
-    "mck-lease-01": "needs a deadline of leases",
-    "trt-lease-01": "needs a deadline of leases",
-    "trt-ssm-05": "needs a planned drop of checkpoints",
+    "lcp-slot-03": "needs files of a persistent store",
 }
 
 OUTSIDE = {

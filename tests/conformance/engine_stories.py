@@ -13,6 +13,8 @@ import hybridcache_jax as hc
 from hybridcache_jax.forms import required
 
 FULL, SWA, STATE = "full", "swa", "state"
+# A pool that three sequences fill, for blocks of one token.
+SMALL = {"length": 96, "rows": 3, "chunk": 96, "blocks": (256,)}
 
 
 def window_pinned_by_a_lock(scenario: dict):
@@ -50,7 +52,7 @@ def frontier_sweep(scenario: dict):
 
 def healed_tombstone(scenario: dict):
     """A lost window is stored again; the history keeps the blocks it had."""
-    groups = _bound(scenario["groups"], 1, 4)
+    groups = bound(scenario["groups"], 1, 4)
     host = Host(plan(groups, length=16))
     full, window = layout(groups).pools
     prompt = [1, 2, 3, 4]
@@ -102,7 +104,7 @@ def capacity_in_pages(scenario: dict):
 
 def snapshots_in_a_block(scenario: dict):
     """Checkpoints at given lengths; here with blocks that end where they are taken."""
-    groups = _bound(scenario["groups"], 1, 1, size=2)
+    groups = bound(scenario["groups"], 1, 1, size=2)
     for number, row in enumerate(scenario["steps"][0]["rows"]):
         host = Host(plan(groups, length=256))
         ends = sorted({*row.get("base", ()), *row["snapshots"]})
@@ -148,7 +150,7 @@ def small_pool(scenario: dict):
 
 def covering_checkpoint(scenario: dict):
     """961 tokens are kept, resuming at 960 lies within the window."""
-    groups = _bound(scenario["groups"], 1, 1, size=32)
+    groups = bound(scenario["groups"], 1, 1, size=32)
     host = Host(plan(groups, length=1024))
     host.store(range(961))
     found = host.match(range(961))
@@ -159,7 +161,7 @@ def covering_checkpoint(scenario: dict):
 
 def fragmented_pool(scenario: dict):
     """Three sequences; the middle one goes and comes back into scattered blocks."""
-    host = Host(plan(scenario["groups"], length=81, rows=3, chunk=81, blocks=(256,)))
+    host = Host(plan(scenario["groups"], **SMALL))
     rows = [Sequence(list(range(n * 100, n * 100 + 70))) for n in range(3)]
     for at in range(10, 80, 10):  # in turn, so that their blocks lie mixed
         for row in rows:
@@ -203,7 +205,7 @@ def conservation(scenario: dict):
 
     The host checks it at every change, so reaching the end is the answer.
     """
-    groups = _bound(scenario["groups"], 1, 4)
+    groups = bound(scenario["groups"], 1, 4)
     host = Host(plan(groups, length=16))
     draw = random.Random(3)
     rows: list[Sequence] = []
@@ -294,13 +296,7 @@ STORIES = {
 }
 
 
-def outcomes(scenario: dict) -> dict[tuple[str, str], tuple]:
-    """What a scenario expects and what we give: ``(step, name)`` to a pair."""
-    answers = STORIES[scenario["id"]](scenario)
-    return {(step, name): (want, ours) for step, name, want, ours in answers}
-
-
-def _bound(groups: list[dict], page: int, window: int, size: int | None = None):
+def bound(groups: list[dict], page: int, window: int, size: int | None = None):
     """Groups with their symbols bound, or with blocks of another size."""
     numbers = {"p": page, "w": window}
     return [

@@ -14,13 +14,16 @@ from hybridcache_jax import append, eviction
 from hybridcache_jax.codes import Stage, Status
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.lineage import OnFacts
+from hybridcache_jax.offload.loads import Load, LoadReport
 from hybridcache_jax.prefix_index import Claims
 from hybridcache_jax.rows import block_numbers
 from hybridcache_jax.testing.audit import violations
+from hybridcache_jax.testing.faults import FaultyTier
 
 VOCAB = 1 << 20
 IDENTITY = hc.Identity(weights="weights", config="config", layout="layout")
 FOREIGN = VOCAB - 1  # a token that no scenario has
+_FACT_BYTES = 48  # what a tier counts per place besides its bytes
 
 
 def _facts_step(cache, inputs):
@@ -42,13 +45,35 @@ class Sequence:
     length: int = 0
 
 
+class Tier(FaultyTier):
+    """A tier of so many grid units of tokens, whose contents can vanish."""
+
+    def __init__(self, plan: hc.CapacityPlan, grids: int):
+        per_grid = sum(
+            (pool.block_bytes + _FACT_BYTES) * (plan.spec.grid // pool.block_tokens)
+            for pool in plan.spec.pools
+        )
+        super().__init__(plan, budget=grids * per_grid)
+
+    def held(self, pool: int) -> list[int]:
+        """Places of a pool that hold a block, in the order of their positions."""
+        table = self.places[pool]
+        held = np.flatnonzero(table.stage == Stage.ON_DISK)
+        return held[np.argsort(table.first[held], kind="stable")].tolist()
+
+    def lose(self, pool: int, place: int) -> None:
+        """The content is gone, the facts do not know it."""
+        del self._payloads[pool][place]
+
+
 class Host:
     """One cache, its stored prefixes, and the laws checked at every change."""
 
-    def __init__(self, plan: hc.CapacityPlan):
+    def __init__(self, plan: hc.CapacityPlan, tier: Tier | None = None):
         self.plan = plan
         self.cache = hc.init(plan)
-        self.prefixes = hc.PrefixCache(plan, policy=hc.ReusePolicy("namespace"))
+        policy = hc.ReusePolicy("namespace")
+        self.prefixes = hc.PrefixCache(plan, policy=policy, tier=tier)
 
     def put(self, cache: hc.HybridCache) -> None:
         assert violations(cache) == []
@@ -116,18 +141,46 @@ class Host:
 
     def drop(self, tokens, pool: int, block: int, namespace: str = "") -> None:
         """Loses one stored block behind the index's back; nothing if none is stored."""
-        claims = self.claims(tokens, namespace)
-        ids = claims.blocks[pool]
-        table = self.cache.tables[pool]
+        ids = self.claims(tokens, namespace).blocks[pool]
         if block >= len(ids) or ids[block] >= self.plan.blocks[pool]:
             return
-        used = np.array(table.used)
-        used[ids[block]] = -1
-        table = _EVICT(dataclasses.replace(table, used=used), np.int32(1))
+        cache = self._aged(pool, ids[block])
+        table = _EVICT(cache.tables[pool], np.int32(1))
         assert table.stage[ids[block]] == Stage.FREE
-        tables = list(self.cache.tables)
-        tables[pool] = table
-        self.put(dataclasses.replace(self.cache, tables=tuple(tables)))
+        self.put(_with_table(cache, pool, table))
+
+    def demote(self, tokens, pool: int, block: int) -> None:
+        """Moves one stored block to the tier."""
+        self.cache = self._aged(pool, self.claims(tokens).blocks[pool][block])
+        self.evict([int(number == pool) for number in range(len(self.plan.blocks))])
+        assert self.claims(tokens).blocks[pool][block] > self.plan.blocks[pool]
+
+    def move_out(self) -> None:
+        """Evicts all that is stored; with a tier it moves there."""
+        self.evict(self.plan.blocks)
+
+    def ask(self, tokens, *, deadline: int | None = None) -> Load:
+        """Asks for what a prompt, used whole, waits for."""
+        plan = self.look_up(tokens)
+        return self.prefixes.load(self.cache, plan, deadline=deadline)
+
+    def poll(self) -> tuple[LoadReport, ...]:
+        cache, reports = self.prefixes.poll(self.cache)
+        self.put(cache)
+        return reports
+
+    def load(self, tokens) -> LoadReport:
+        """How what a prompt waits for stands after one poll."""
+        load = self.ask(tokens)
+        return next(report for report in self.poll() if report.load == load)
+
+    def wait(self, ticks: int) -> None:
+        """Lets so many ticks of the clock pass, or one more."""
+        end = int(self.cache.clock) + ticks
+        while self.cache.clock < end:
+            row = Sequence([FOREIGN - 1])
+            self.open(row)
+            self.close(row, publish=False)
 
     def evict(self, counts) -> None:
         """Evicts stored blocks, so many per pool."""
@@ -181,6 +234,13 @@ class Host:
             for counts in self.prefixes.account(self.cache).values()
         )
 
+    def _aged(self, pool: int, block: int) -> hc.HybridCache:
+        """The cache with one block the longest unused of its pool."""
+        used = np.array(self.cache.tables[pool].used)
+        used[block] = -1
+        table = dataclasses.replace(self.cache.tables[pool], used=used)
+        return _with_table(self.cache, pool, table)
+
     def _new_blocks(self, start: int, end: int) -> list[int]:
         """Per pool, blocks that a step from ``start`` to ``end`` asks for."""
         counts = []
@@ -192,6 +252,12 @@ class Host:
             else:
                 counts.append(last - begun)
         return counts
+
+
+def _with_table(cache: hc.HybridCache, pool: int, table) -> hc.HybridCache:
+    tables = list(cache.tables)
+    tables[pool] = table
+    return dataclasses.replace(cache, tables=tuple(tables))
 
 
 def hit(plan: hc.ResumePlan) -> int:

@@ -67,6 +67,7 @@ def plan(
         blocks,
         "cpu",
         retention=policies(spec, retention),
+        staging_blocks=16,
     )
 
 

@@ -5,7 +5,7 @@ token is always run, so a key is looked up with one more that is stored nowhere.
 """
 
 import numpy as np
-from host import Host, Sequence, hit
+from host import Host, Sequence, Tier, hit
 from scenario_spec import layout, plan
 
 import hybridcache_jax as hc
@@ -53,7 +53,9 @@ class Tree:
         ends = any(step.get("minimal_swa") for step in scenario["steps"])
         policy = Retention.ends() if ends else Retention.every_block()
         length = LENGTHS.get(scenario["id"], 16)
-        self.host = Host(plan(groups, length=length, retention=policy))
+        capacity = plan(groups, length=length, retention=policy)
+        moves = any(step["op"] == "demote" for step in scenario["steps"])
+        self.host = Host(capacity, Tier(capacity, length) if moves else None)
         self.locks: dict[str, Sequence] = {}
 
     def run(self, step: dict) -> dict:
@@ -82,7 +84,11 @@ class Tree:
     def match(self, step):
         found = self.host.look_up(self.key(step), step.get("ns") or "")
         point = hit(found)
-        missing = [self._name(report.pool) for report in found.limiting]
+        missing = [
+            self._name(report.pool)
+            for report in found.limiting
+            if report.reason != hc.Reason.IN_OUTER_TIER
+        ]
         kept = found.history_length
         return {
             "hit": point,
@@ -134,18 +140,18 @@ class Tree:
         return {"segments": _segments(alive, self._size("swa")), "blocks": alive}
 
     def demote(self, step):
-        """What is moved out and comes back whole is as if it had stayed."""
+        """Moves all that some groups store to the tier."""
+        counts = [0] * len(self.host.plan.blocks)
+        for name in step["groups"]:
+            pool = self.pools[self.names.index(name)]
+            counts[pool] = self.host.plan.blocks[pool]
+        self.host.evict(counts)
 
     def overwrite(self, step):
-        """The group's blocks go to another request."""
-        (pool,) = (
-            pool
-            for name, pool in zip(self.names, self.pools, strict=True)
-            if name == step["group"]
-        )
-        counts = [0] * len(self.host.plan.blocks)
-        counts[pool] = self.host.plan.blocks[pool]
-        self.host.evict(counts)
+        """The group's blocks go to another request, and nothing is told."""
+        pool = self.pools[self.names.index(step["group"])]
+        for block in self.host.held(self.stored, pool):
+            self.host.drop(self.stored, pool, block)
         self.host.store([9] * len(self.stored))
 
     def advance_swa_frontier(self, step):

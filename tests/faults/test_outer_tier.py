@@ -277,6 +277,22 @@ def test_a_tier_that_fails_or_is_late_is_a_report_and_not_an_error():
     assert session.poll() == ()
 
 
+def test_what_the_tier_no_longer_has_is_not_asked_for_again():
+    """One block of four vanishes behind the facts: the next plan ends before it."""
+    session = only_full()
+    session.store(CHAT)
+    session.move_out()
+    (third,) = np.flatnonzero(session.tier.places[0].first == 8)
+    del session.tier._payloads[0][int(third)]
+    before = session.cache
+    report = session.load([*CHAT, 0])
+    assert (report.stage, report.failed) == (LoadStage.READ, True)
+    assert "no longer has" in report.why
+    assert toy.unchanged(before, session.cache)
+    assert session.match([*CHAT, 0]).length == 8
+    assert session.answer([*CHAT, 0]).length == 8
+
+
 def test_a_deadline_in_ticks_and_a_cancelled_load():
     session = only_full()
     session.store(CHAT)
