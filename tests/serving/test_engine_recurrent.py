@@ -140,3 +140,39 @@ def test_two_rows_share_a_checkpoint_and_go_their_own_ways(make_engine):
         assert (result.plan.verdict, result.plan.length) == (hc.Verdict.RESUMABLE, 32)
         assert result.tokens == answer(make_engine(), prompt, count=7).tokens
     assert violations(engine.cache) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", [hc.Retention.ends(), hc.Retention.every(12)])
+def test_checkpoints_are_taken_where_the_policy_keeps_them(compiled, policy):
+    """The same prompt again, a longer one and the next turn; equal to cold answers."""
+    sizes = {"max_sequences": 2, "max_length": 64, "max_chunk": 16}
+    plan = hc.plan_capacity(
+        SPEC, budget="8MiB", stored_tokens=160, retention=policy, **sizes
+    )
+
+    def make():
+        buckets = Buckets(batch=(2,), chunk=(1, 16))
+        return Engine(
+            compiled,
+            plan,
+            IDENTITY,
+            vocab_size=VOCABULARY,
+            buckets=buckets,
+            policy=hc.ReusePolicy("namespace"),
+        )
+
+    engine = make()
+    first = answer(engine, BASE[:24], count=11)
+    turn = np.concatenate([BASE[:24], np.array(first.tokens, np.int32), BASE[:3]])
+    longer = np.concatenate([BASE[:24], BASE[30:33]])
+    ends = policy == hc.Retention.ends()
+    for prompt, point in [
+        (BASE[:24], 20 if ends else 12),
+        (longer, 24),
+        (turn, 32 if ends else 24),
+    ]:
+        result = answer(engine, prompt)
+        # The history may go deeper and is read; what is run starts at the checkpoint.
+        assert result.plan.start == point
+        assert result.tokens == answer(make(), prompt).tokens
