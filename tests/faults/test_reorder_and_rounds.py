@@ -99,7 +99,7 @@ def a_round(session, rows, numbers, drafts):
 
 
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(acts=ACTS)
 def test_every_leaf_of_a_tree_is_a_cold_run_of_its_own_tokens(name, acts):
     model = toy.EVERY_KIND[name]()
