@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.retention import Retention as Retention
     from hybridcache_jax.rollout import ReusePolicy as ReusePolicy
     from hybridcache_jax.rollout import Scope as Scope
+    from hybridcache_jax.shadow import ShadowReport as ShadowReport
     from hybridcache_jax.spec import CacheSpec as CacheSpec
     from hybridcache_jax.state import HybridCache as HybridCache
     from hybridcache_jax.state import init as init
@@ -88,6 +89,7 @@ _HOME = {
     "Retention": "retention",
     "ReusePolicy": "rollout",
     "Scope": "rollout",
+    "ShadowReport": "shadow",
     "StaleCacheError": "errors",
     "Status": "codes",
     "StepInputs": "append",

@@ -3,7 +3,8 @@
 The façade over claims (host) and facts (in the cache).  The cache itself stays a
 value: every method that changes it takes one and returns one, and only the newest
 value of the line is accepted.  Methods are called between compiled steps, from one
-thread.  They lie by topic: leases, room and sequences in files of those names.
+thread.  They lie by topic: leases, room, sequences and shadow runs in files of those
+names.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from hybridcache_jax.prefix_index import NOTHING
 from hybridcache_jax.prefix_leases import LeaseMethods
 from hybridcache_jax.prefix_room import RoomMethods
 from hybridcache_jax.prefix_sequences import SequenceMethods
+from hybridcache_jax.prefix_shadow import ShadowMethods
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache
@@ -28,7 +30,7 @@ from hybridcache_jax.tokens import token_array
 from hybridcache_jax.upkeep import UNKNOWN
 
 
-class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods):
+class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
     """Stored prefixes of one cache: claims, and the way from claim to lease.
 
     Attributes:
@@ -150,6 +152,8 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods):
         )
         with self._watch.paused():
             cache, lease = self.acquire(cache, self.cold_plan([0], identity))
+            if self._rollout.policy.shadow_share > 0:
+                self._shadow.warm_up(cache)
             if sequences:
                 cache = self._line.stamped(self._branching.warm_up(cache))
             cache = self.publish(cache, lease)

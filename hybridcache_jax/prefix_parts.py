@@ -24,6 +24,7 @@ from hybridcache_jax.points import At, pass_by
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key, ReusePolicy, Rollout, Scope
+from hybridcache_jax.shadow import Shadow
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.upkeep import Upkeep
 
@@ -81,6 +82,7 @@ class PrefixParts:
         self._keep = OnFacts(leaselib.keep)
         self._read = jax.jit(rowlib.read)
         self._branching = Branching(plan)
+        self._shadow = Shadow(plan, policy.shadow_tolerance)
 
     @property
     def stored_tokens(self) -> int:

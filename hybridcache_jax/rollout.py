@@ -8,6 +8,7 @@ published, so what lies outside a scope is not filtered out: it is never met.
 
 import dataclasses
 import enum
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -91,23 +92,66 @@ class ReusePolicy:
         - ``"namespace"``: what the same tenant stored;
         - ``"global"``: what any tenant stored.
       producers: scopes of producers by identity; their namespaces do not matter.
+      shadow_share: share of the hits to compute again and compare, 0 to 1
+        (:mod:`shadow`).
+      seed: which hits those are; equal seeds choose the same ones.
+      shadow_tolerance: how far numbers of a hit and of its cold run may lie apart; 0
+        asks for equal bits.
 
     Raises:
-      ValueError: for a scope that does not exist.
+      ValueError: for a scope that does not exist, a share outside 0 to 1, a seed that
+        is no integer, or a tolerance that is negative or no number.
     """
 
     scope: Scope | str = Scope.REQUEST
     producers: Mapping[Identity, Scope | str] = dataclasses.field(
         default_factory=dict, hash=False
     )
+    shadow_share: float = 0.0
+    seed: int = 0
+    shadow_tolerance: float = 0.0
 
     def __post_init__(self):
+        # Written so that NaN is refused.
+        if not 0 <= self.shadow_share <= 1:
+            raise ValueError(
+                f"shadow_share must lie between 0 and 1, got {self.shadow_share}."
+            )
+        if not 0 <= self.shadow_tolerance < math.inf:
+            raise ValueError(
+                "shadow_tolerance must be a finite number >= 0, got "
+                f"{self.shadow_tolerance}."
+            )
+        if not isinstance(self.seed, int):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}.")
         object.__setattr__(self, "scope", Scope.of(self.scope))
         scopes = {
             identity.within(None): Scope.of(scope)
             for identity, scope in self.producers.items()
         }
         object.__setattr__(self, "producers", MappingProxyType(scopes))
+
+
+_WORD = 2**64 - 1
+
+
+def chosen(seed: int, number: int, share: float) -> bool:
+    """Whether a hit is one of those to be computed again.
+
+    The stream of SplitMix64 (Steele, Lea and Flood, 2014), read at place ``number``: it
+    depends on nothing else, so that a run can be repeated.
+
+    Args:
+      seed: any integer.
+      number: how many hits came before.
+      share: of the hits that are chosen, 0 to 1.
+    """
+    bits = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _WORD
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _WORD
+    bits ^= bits >> 31
+    # 53 bits are what a float holds exactly; all of them lie below a share of 1.
+    return bits >> 11 < share * 2**53
 
 
 class Rollout:
@@ -118,6 +162,12 @@ class Rollout:
         self.policy = policy
         self._scopes: dict[Identity, Scope] = {}
         self._generations: dict[Identity, int] = {}
+        self._hits = 0
+
+    def next_chosen(self) -> bool:
+        """Counts a hit, and says whether it is to be computed again."""
+        number, self._hits = self._hits, self._hits + 1
+        return chosen(self.policy.seed, number, self.policy.shadow_share)
 
     def scope(self, identity: Identity) -> Scope:
         """The scope of a producer, whatever the namespace."""
@@ -148,6 +198,11 @@ class Rollout:
         self._scopes[producer] = scope
         self._generations[producer] = self._generations.get(producer, 0) + 1
         return True
+
+    def narrower(self, identity: Identity) -> Scope:
+        """Where a producer goes whose hit was wrong: ``REQUEST``, from it ``OFF``."""
+        wide = self.scope(identity) > Scope.REQUEST
+        return Scope.REQUEST if wide else Scope.OFF
 
     def key(self, identity: Identity, *, request: str = "", session: str = "") -> Key:
         """The key of a producer, and of a request or session, in today's scope.

@@ -62,7 +62,7 @@ lookup, and reuses nothing.  So these sums hold:
         counter, bytes: Their size.
     hybridcache_evicted_blocks_total{form, why}
         counter, blocks: Blocks that stored prefixes lost, by why: room, asked,
-        dead_weight.
+        dead_weight, mismatch.
     hybridcache_evicted_bytes_total{form, why}
         counter, bytes: Their size.
     hybridcache_blocks{pool, state}

@@ -33,6 +33,7 @@ class Why(enum.StrEnum):
     ROOM = "room"
     ASKED = "asked"
     DEAD_WEIGHT = "dead_weight"
+    MISMATCH = "mismatch"
 
 
 class Where(enum.StrEnum):
@@ -184,7 +185,7 @@ TABLE: tuple[Metric, ...] = (
         "evicted_blocks_total",
         "counter",
         "blocks",
-        "Blocks that stored prefixes lost, by why: room, asked, dead_weight.",
+        "Blocks that stored prefixes lost, by why: room, asked, dead_weight, mismatch.",
         ("form", "why"),
     ),
     Metric(

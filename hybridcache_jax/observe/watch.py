@@ -7,9 +7,9 @@ import collections
 import contextlib
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 
+from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.observe.declarations import Where, Why
@@ -48,6 +48,14 @@ class Watch:
     def stale(self, where: Where) -> None:
         """See :meth:`Metrics.stale`."""
         self._metrics.stale(where)
+
+    def shadow_sampled(self) -> None:
+        """See :meth:`Metrics.shadow_sampled`."""
+        self._metrics.shadow_sampled()
+
+    def shadow_compared(self, *, equal: bool) -> None:
+        """See :meth:`Metrics.shadow_compared`."""
+        self._metrics.shadow_compared(equal=equal)
 
     def acquired(self, cache: HybridCache, lease: Lease, outer: int) -> None:
         """A lease was granted on its plan; ``outer`` of its tokens had to be loaded."""
@@ -96,7 +104,7 @@ class Watch:
         self,
         before: HybridCache,
         after: HybridCache,
-        chosen: Sequence[jax.Array] = (),
+        chosen: Sequence[AnyArray] = (),
         why: Why = Why.DEAD_WEIGHT,
     ) -> None:
         """Stored prefixes lost blocks between two values.
@@ -104,8 +112,8 @@ class Watch:
         Args:
           before: the earlier value.
           after: the later one.
-          chosen: per pool, ids of blocks that were chosen to go, as ``eviction.begin``
-            gives them; what else was lost was dead weight.
+          chosen: per pool, ids of blocks that were chosen to go, padded as
+            ``eviction.begin`` pads them; what else was lost was dead weight.
           why: why these were chosen.
         """
         if not self._on:

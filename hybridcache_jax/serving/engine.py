@@ -240,26 +240,64 @@ class Engine:
     def _admit(self, report: OnProgress) -> None:
         while self._waiting and len(self._running) < self.plan.max_sequences:
             number, request = self._waiting[0]
-            if not self._fits(request):
+            if not self._fits(len(request.tokens) + request.max_new_tokens):
                 return
             self._waiting.popleft()
             started = time.perf_counter()
             lease = self._acquire(number, request)
-            self._running.append(
-                _Sequence(
-                    number=number,
-                    request=request,
-                    lease=lease,
-                    started=started,
-                    tokens=[int(token) for token in request.tokens],
-                    position=lease.plan.start,
-                )
+            seq = _Sequence(
+                number=number,
+                request=request,
+                lease=lease,
+                started=started,
+                tokens=[int(token) for token in request.tokens],
+                position=lease.plan.start,
             )
+            self._running.append(seq)
             report(Progress(number, "admitted", lease.plan.start, len(request.tokens)))
+            if self.prefixes.shadow_due(lease.plan):
+                self._compute_again(seq)
 
-    def _fits(self, request: Request) -> bool:
-        """Whether all running requests and this one can run to their ends."""
-        lengths = [len(request.tokens) + request.max_new_tokens]
+    def _compute_again(self, seq: _Sequence) -> None:
+        """Compares a hit with a cold run; if they differ the request goes on from that.
+
+        Both run up to the resume point, each alone in its steps, before anything else
+        does.  Without a row or blocks for a second run the sample is skipped.
+        """
+        request, point = seq.request, seq.lease.plan.length
+        if len(self._running) == self.plan.max_sequences or not self._fits(point):
+            return
+        plan = self.prefixes.cold_plan(
+            request.tokens,
+            self.identity.within(request.namespace),
+            request=str(seq.number),
+            session=request.session,
+        )
+        self.cache, lease = self.prefixes.acquire(self.cache, plan)
+        cold = dataclasses.replace(seq, lease=lease, position=0)
+        over = lease
+        if self._run_to(cold, point) and self._run_to(seq, point):
+            self.cache, report = self.prefixes.shadow_compare(
+                self.cache, seq.lease, lease
+            )
+            if not report.equal:
+                over, seq.lease, seq.ran = seq.lease, lease, cold.ran
+        self.cache = self.prefixes.release(self.cache, over, publish=False)
+
+    def _run_to(self, seq: _Sequence, point: int) -> bool:
+        """Runs one row of a prompt alone; False if a step was refused."""
+        while seq.position < point:
+            tokens = self._next_tokens(seq)[: point - seq.position]
+            statuses, _ = self._run_step([seq], [tokens])
+            if statuses[0] != Status.OK:
+                return False
+            seq.position += len(tokens)
+            seq.ran += len(tokens)
+        return True
+
+    def _fits(self, length: int) -> bool:
+        """Whether all running requests and one more sequence can run to their ends."""
+        lengths = [length]
         lengths += [
             seq.prompt_length + seq.request.max_new_tokens for seq in self._running
         ]
@@ -286,7 +324,21 @@ class Engine:
 
     def _advance(self, ready: list[_Sequence], report: OnProgress) -> None:
         """One compiled step over rows that are all in prefill or all decoding."""
-        parts = [(seq.lease, self._next_tokens(seq)) for seq in ready]
+        parts = [self._next_tokens(seq) for seq in ready]
+        statuses, chosen = self._run_step(ready, parts)
+        for seq, tokens, status, token in zip(
+            ready, parts, statuses, chosen, strict=True
+        ):
+            if status != Status.OK:
+                self._recover(seq, status)
+            else:
+                self._moved(seq, len(tokens), token, report)
+
+    def _run_step(
+        self, ready: list[_Sequence], chunks: list[list[int]]
+    ) -> tuple[list[Status], list[int]]:
+        """Runs the next tokens of some rows; their statuses and what was sampled."""
+        parts = [(seq.lease, ids) for seq, ids in zip(ready, chunks, strict=True)]
         batch, width = self.buckets.fit(
             len(parts), max(len(tokens) for _, tokens in parts)
         )
@@ -297,16 +349,11 @@ class Engine:
         self.cache, output = self.compiled_step(self.cache, inputs, sampling)
         if self._warm:
             self.metrics.retraced(self.compiled_shapes - shapes)
-        statuses, chosen = np.array(output.status), np.array(output.tokens)
-        for seq, (_, tokens), status, token in zip(
-            ready, parts, statuses, chosen, strict=False
-        ):
-            status = Status(int(status))
-            self.metrics.ran(seq.lease.plan, seq.position, len(tokens), status)
-            if status != Status.OK:
-                self._recover(seq, status)
-            else:
-                self._moved(seq, len(tokens), int(token), report)
+        codes = np.array(output.status)[: len(parts)].tolist()
+        statuses = [Status(code) for code in codes]
+        for seq, ids, status in zip(ready, chunks, statuses, strict=True):
+            self.metrics.ran(seq.lease.plan, seq.position, len(ids), status)
+        return statuses, np.array(output.tokens)[: len(parts)].tolist()
 
     def _next_tokens(self, seq: _Sequence) -> list[int]:
         chunk = self.buckets.max_chunk
