@@ -66,6 +66,8 @@ class HostFacts:
             "provenance": np.int32(provenance),
         }
         table = self._tables[pool]
+        # As NumPy indexes, so that not every column converts them again.
+        ids = ids.astype(np.intp)
         found = np.zeros(len(ids), np.int32)
         bad = np.flatnonzero(~readable(table, ids, epochs, first=first, **claim))
         if not len(bad):

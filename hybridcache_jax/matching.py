@@ -4,14 +4,16 @@ The order is that of the validation layers: is anything claimed at all, is the p
 legal, do facts and claims agree, what does every form require, what is cheapest.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
-from hybridcache_jax.codes import Reason, Verdict
+from hybridcache_jax.codes import Provenance, Reason, Verdict
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.host_facts import HostFacts
-from hybridcache_jax.prefix_index import PrefixIndex, no_claims
+from hybridcache_jax.prefix_index import Claims, PrefixIndex, no_claims
 from hybridcache_jax.resume import Holdings, Solution, solve
 from hybridcache_jax.resume_plan import FormReport, ResumePlan
 from hybridcache_jax.rollout import Key
@@ -46,29 +48,28 @@ def make_plan(
     """
     shared = key.reason == Reason.OK
     claims = index.lookup(key, tokens, contents) if shared else no_claims(spec)
-    reasons = [
-        facts.reasons(
-            number,
-            ids,
-            seen,
-            np.int32(version),
-            _firsts(pool, len(ids)),
-            key.provenance,
-        )
-        for number, (pool, ids, seen) in enumerate(
-            zip(spec.pools, claims.blocks, claims.epochs, strict=True)
-        )
-    ]
-    points = np.arange(0, claims.length + 1, spec.grid, dtype=np.int32)
-    points = points[points <= max(len(tokens) - 1, 0)]
-    points, solution = _solve(spec, points, len(tokens), reasons, cost)
+    # One position at least is run.
+    last = min(claims.length, max(len(tokens) - 1, 0))
+    points = np.arange(0, last + 1, spec.grid, dtype=np.int32)
+
+    def look(point: int) -> list[np.ndarray]:
+        return [
+            _reasons(number, pool, point, claims, facts, version, key.provenance)
+            for number, pool in enumerate(spec.pools)
+        ]
+
+    points, reasons, solution = _solve(spec, points, len(tokens), look, cost)
     claimed = int(points[-1])
     reports = _reports(spec, solution, reasons, claimed)
     reason, changed = _reason(index, tokens, contents, key, spec.grid, claimed, reports)
     ways = proved_ways(spec, solution, reasons, len(tokens), cost)
+    verdict = Verdict(int(solution.verdict))
     length, start = int(solution.point), int(solution.start)
+    loads = (np.zeros(0, np.int32),) * len(spec.pools)
+    if verdict == Verdict.NEEDS_IO:
+        loads = blocks_to_load(spec, reasons, length, start)
     return ResumePlan(
-        verdict=Verdict(int(solution.verdict)),
+        verdict=verdict,
         length=length,
         start=start,
         num_tokens=len(tokens),
@@ -81,7 +82,7 @@ def make_plan(
         stored_token=claims.stored_token,
         bytes_to_load=ways[0].bytes_to_load,
         seconds=ways[0].seconds,
-        loads=blocks_to_load(spec, reasons, length, start),
+        loads=loads,
         alternatives=ways,
         changed=changed,
         key=key,
@@ -122,49 +123,101 @@ def make_cold_plan(
     )
 
 
-def _firsts(pool: PoolSpec, count: int) -> np.ndarray:
-    """First token positions of ``count`` blocks from the beginning on."""
-    return np.arange(count, dtype=np.int32) * np.int32(pool.block_tokens)
+def _reasons(
+    number: int,
+    pool: PoolSpec,
+    point: int,
+    claims: Claims,
+    facts: HostFacts,
+    version: int,
+    provenance: Provenance,
+) -> np.ndarray:
+    """``[N]`` int32 ``Reason`` of each claim in a pool.
+
+    Blocks that no point from ``point`` on requires are not looked at, and count as
+    not there.
+    """
+    ids, epochs = claims.blocks[number], claims.epochs[number]
+    size = pool.block_tokens
+    lo = _first_needed(pool, point)
+    found = facts.reasons(
+        number,
+        ids[lo:],
+        epochs[lo:],
+        np.int32(version),
+        np.arange(lo * size, len(ids) * size, size, dtype=np.int32),
+        provenance,
+    )
+    unseen = np.full(lo, int(Reason.NOT_RETAINED), np.int32)
+    return np.concatenate([unseen, found]) if lo else found
+
+
+def _first_needed(pool: PoolSpec, point: int) -> int:
+    """The first block that a resume point from ``point`` on requires."""
+    return required(pool.form, pool.geometry, point)[0] // pool.block_tokens
 
 
 def _solve(
     spec: CacheSpec,
     points: np.ndarray,
     num_tokens: int,
-    reasons: list[np.ndarray],
+    look: Callable[[int], list[np.ndarray]],
     cost: CostModel,
-) -> tuple[np.ndarray, Solution]:
+) -> tuple[np.ndarray, list[np.ndarray], Solution]:
     """Solves the deepest points first: if the very deepest is ready, nothing is better.
 
     It loads nothing and starts last, so that holds whatever loads and tokens cost.
 
+    Args:
+      spec: pools and layers.
+      points: ``[K]`` int32 candidates.
+      num_tokens: length of the prompt.
+      look: gives, for a point, the reasons of all claims that it or a later one needs.
+      cost: rates.
+
     Returns:
-      The points that were solved, and the solution.
+      The points that were solved, the reasons they were solved by, and the solution.
     """
-    checkpoints, away = _checkpoints(spec, reasons)
 
     def answer(points):
-        return solve(
+        reasons = look(int(points[0]))
+        # Plain ints: NumPy compares with an enum's member in 64 bits.
+        here = [reason == int(Reason.OK) for reason in reasons]
+        outer = [reason == int(Reason.IN_OUTER_TIER) for reason in reasons]
+        away = outer if any(part.any() for part in outer) else None
+        checkpoints, checkpoints_away = _checkpoints(spec, here, away)
+        solution = solve(
             spec,
             points,
             np.int32(num_tokens),
-            _holdings(spec, reasons, points),
+            _holdings(spec, here, away, points),
             checkpoints=checkpoints,
-            checkpoints_away=away,
+            checkpoints_away=checkpoints_away,
             cost=cost,
         )
+        return points, reasons, solution
 
     deepest = points[-_NEAR:]
-    solution = answer(deepest)
-    if solution.device_point == deepest[-1] or len(deepest) == len(points):
-        return deepest, solution
-    return points, answer(points)
+    solved = answer(deepest)
+    if solved[-1].device_point == deepest[-1] or len(deepest) == len(points):
+        return solved
+    return answer(points)
 
 
 def _holdings(
-    spec: CacheSpec, reasons: list[np.ndarray], points: np.ndarray
+    spec: CacheSpec,
+    here: list[np.ndarray],
+    away: list[np.ndarray] | None,
+    points: np.ndarray,
 ) -> Holdings:
-    """What the claims come to, in the terms of ``validate.satisfied``."""
+    """What the claims come to, in the terms of ``validate.missing``.
+
+    Args:
+      spec: pools.
+      here: per pool, ``[N]`` bool, what lies on the device.
+      away: per pool, ``[N]`` bool, what lies in an outer tier; None for nothing.
+      points: ``[K]`` int32 candidates.
+    """
 
     def covered(good: list[np.ndarray]) -> tuple[np.ndarray, ...]:
         held = []
@@ -175,13 +228,25 @@ def _holdings(
                 held.append(blocks * np.int32(pool.block_tokens))
         return tuple(held)
 
-    ready = [reason == Reason.OK for reason in reasons]
-    device = covered(ready)
-    outer = [reason == Reason.IN_OUTER_TIER for reason in reasons]
-    if not any(part.any() for part in outer):
-        return Holdings(device)
-    anywhere = [here | away for here, away in zip(ready, outer, strict=True)]
-    return Holdings(device, covered(anywhere))
+    if away is None:
+        skipped = [
+            _known(pool, good, int(points[0]))
+            for pool, good in zip(spec.pools, here, strict=True)
+        ]
+        rest = [good[known:] for good, known in zip(here, skipped, strict=True)]
+        return Holdings(covered(rest), skipped=tuple(skipped))
+    anywhere = [good | outer for good, outer in zip(here, away, strict=True)]
+    return Holdings(covered(here), covered(anywhere))
+
+
+def _known(pool: PoolSpec, good: np.ndarray, point: int) -> int:
+    """How many leading blocks need no further look for points from ``point`` on."""
+    if RULES[pool.form].exact:
+        return 0
+    if not RULES[pool.form].grows:
+        return _first_needed(pool, point)
+    before = point // pool.block_tokens
+    return before if good[:before].all() else 0
 
 
 def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -194,37 +259,36 @@ def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarra
 
 
 def _checkpoints(
-    spec: CacheSpec, reasons: list[np.ndarray]
+    spec: CacheSpec, here: list[np.ndarray], away: list[np.ndarray] | None
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Where every recurrent pool has a checkpoint, and which of those lie away.
+
+    Args:
+      spec: pools.
+      here: as for :func:`_holdings`.
+      away: as for :func:`_holdings`.
 
     Returns:
       ``[M]`` int32 ascending positions, None for models without recurrent layers; and
       per recurrent pool ``[E, M]`` bool, None if no claim lies in an outer tier.
     """
-    pools = [
-        (pool, reason)
-        for pool, reason in zip(spec.pools, reasons, strict=True)
-        if RULES[pool.form].exact
-    ]
-    if not pools:
+    taking = [n for n, pool in enumerate(spec.pools) if RULES[pool.form].exact]
+    if not taking:
         return None, None
     positions = None
-    for pool, reason in pools:
-        held = (reason == Reason.OK) | (reason == Reason.IN_OUTER_TIER)
+    for number in taking:
+        pool = spec.pools[number]
+        held = here[number] if away is None else here[number] | away[number]
         if positions is None:
             positions = (np.flatnonzero(held) + 1) * np.int32(pool.block_tokens)
         else:
             on_its_grid = positions % pool.block_tokens == 0
             positions = positions[on_its_grid & _taken_at(pool, held, positions)]
     positions = np.asarray(positions, np.int32)
-    if not any((reason == Reason.IN_OUTER_TIER).any() for reason in reasons):
+    if away is None:
         return positions, None
-    away = [
-        _taken_at(pool, reason == Reason.IN_OUTER_TIER, positions)
-        for pool, reason in pools
-    ]
-    return positions, np.stack(away)
+    outer = [_taken_at(spec.pools[n], away[n], positions) for n in taking]
+    return positions, np.stack(outer)
 
 
 def _reports(

@@ -207,7 +207,9 @@ class PrefixIndex:
             named = [node.content_keys for node in self._nodes()]
             self._content_keys.keep(_join([k for k in named if k is not None]))
 
-    def prune(self, holds_for: Callable[[Key], Holds], essential: Sequence[int]) -> int:
+    def prune(
+        self, holds_for: Callable[[Key], Holds], essential: Sequence[int]
+    ) -> tuple[np.ndarray, ...]:
         """Drops what can never be resumed: everything behind the first hole.
 
         Where a replay can rebuild every form there are no holes; then what is dropped
@@ -218,15 +220,15 @@ class PrefixIndex:
           essential: pools that a replay cannot rebuild.
 
         Returns:
-          Tokens dropped.
+          Per pool, ``[n]`` int32 ids of which a claim that is true is left.
         """
-        before = self.stored_tokens
+        left: list[list[np.ndarray]] = [[] for _ in self._sizes]
         for key in list(self._roots):
             holds = holds_for(key)
-            self._prune_below(self._roots[key], 0, holds, essential)
+            self._prune_below(self._roots[key], 0, holds, essential, left)
             if not self._roots[key]:
                 del self._roots[key]
-        return before - self.stored_tokens
+        return tuple(map(_join, left))
 
     def shed(
         self,
@@ -266,28 +268,6 @@ class PrefixIndex:
                     ]
                     yield int(_join(ages).max(initial=-1)), -below, children, unit
 
-    def claimed(self, holds_for: Callable[[Key], Holds]) -> tuple[np.ndarray, ...]:
-        """Blocks of which something is claimed that is true.
-
-        Args:
-          holds_for: as for :meth:`prune`.
-
-        Returns:
-          Per pool, ``[n]`` int32 ids.
-        """
-        found: list[list[np.ndarray]] = [[] for _ in self._sizes]
-        for key, root in self._roots.items():
-            holds = holds_for(key)
-            stack = [(0, node) for node in root.values()]
-            while stack:
-                at, node = stack.pop()
-                for pool, ids in enumerate(node.blocks):
-                    good = self._good(pool, ids, node.epochs[pool], at, holds)
-                    found[pool].append(ids[good])
-                below = at + len(node.tokens)
-                stack.extend((below, child) for child in node.children.values())
-        return tuple(_join(ids) for ids in found)
-
     def move(
         self,
         pool: int,
@@ -317,37 +297,38 @@ class PrefixIndex:
                 node.blocks = _replaced(node.blocks, pool, claimed)
                 node.epochs = _replaced(node.epochs, pool, seen)
 
-    def _prune_below(self, children, at, holds, essential) -> None:
+    def _prune_below(self, children, at, holds, essential, left) -> None:
+        """Prunes a subtree and adds to ``left``, per pool, the blocks that stay."""
         for unit, node in list(children.items()):
             length = len(node.tokens)
+            good = [
+                self._good(pool, ids, seen, at, holds)
+                for pool, (ids, seen) in enumerate(
+                    zip(node.blocks, node.epochs, strict=True)
+                )
+            ]
             for pool in essential:
-                size = self._sizes[pool]
-                good = self._good(pool, node.blocks[pool], node.epochs[pool], at, holds)
-                if not good.all():
-                    hole = int(np.argmin(good)) * size
+                if not good[pool].all():
+                    hole = int(np.argmin(good[pool])) * self._sizes[pool]
                     length = min(length, hole - hole % self._grid)
+            if length == len(node.tokens):
+                self._prune_below(node.children, at + length, holds, essential, left)
+                if not essential and not node.children:
+                    length = self._held_end(good)
             if length == 0:
                 del children[unit]
             elif length < len(node.tokens):
-                children[unit] = self._slice(node, 0, length)
-            else:
-                self._prune_below(node.children, at + length, holds, essential)
-                if essential or node.children:
-                    continue
-                length = self._held_end(node, at, holds)
-                if length == 0:
-                    del children[unit]
-                elif length < len(node.tokens):
-                    children[unit] = self._slice(node, 0, length)
+                node = children[unit] = self._slice(node, 0, length)
+            for pool, size in enumerate(self._sizes):
+                ids = node.blocks[pool][: length // size]
+                left[pool].append(ids[good[pool][: length // size]])
 
-    def _held_end(self, node: _Node, at: int, holds: Holds) -> int:
+    def _held_end(self, good: Sequence[np.ndarray]) -> int:
         """Whole grid units of a node up to the last claim that is still true."""
         last = 0
-        for pool, size in enumerate(self._sizes):
-            good = self._good(pool, node.blocks[pool], node.epochs[pool], at, holds)
-            last = max(
-                last, (int(np.flatnonzero(good)[-1]) + 1) * size if good.any() else 0
-            )
+        for held, size in zip(good, self._sizes, strict=True):
+            if held.any():
+                last = max(last, (int(np.flatnonzero(held)[-1]) + 1) * size)
         return last + -last % self._grid
 
     def _good(self, pool: int, ids, epochs, at: int, holds: Holds) -> np.ndarray:
@@ -427,8 +408,10 @@ class PrefixIndex:
         """
         blocks, epochs = [], []
         for pool, size in enumerate(self._sizes):
-            blocks.append(_join([node.blocks[pool][: n // size] for node, n in path]))
-            epochs.append(_join([node.epochs[pool][: n // size] for node, n in path]))
+            # Only the last node can be claimed in part.
+            count = length // size
+            blocks.append(_join([node.blocks[pool] for node, _ in path])[:count])
+            epochs.append(_join([node.epochs[pool] for node, _ in path])[:count])
         edges = tuple(node.tokens[:n] for node, n in path)
         token, content = -1, None
         if parted is not None:

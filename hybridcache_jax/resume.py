@@ -34,10 +34,15 @@ class Holdings:
       device: per pool, readable now; as ``validate.satisfied`` takes it.
       anywhere: per pool, readable now or after loading from an outer tier; None if no
         outer tier holds anything, which spares work.
+      skipped: per pool, blocks before the first of ``device``, as
+        ``validate.missing`` takes it; None for nothing.  Not beside ``anywhere``.
     """
 
     device: tuple[AnyArray, ...]
     anywhere: tuple[AnyArray, ...] | None = None
+    skipped: tuple[int, ...] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -134,7 +139,7 @@ def solve(
     xp = points.__array_namespace__()
     anywhere = holdings.device if holdings.anywhere is None else holdings.anywhere
     allowed = _resume_points(spec, points, anywhere) & (points <= num_tokens - 1)
-    ready, per_pool = intersection(spec, points, holdings.device)
+    ready, per_pool = intersection(spec, points, holdings.device, holdings.skipped)
     whole = _history_held(spec, per_pool, xp)
     loadable, reachable = ready, whole
     if holdings.anywhere is not None:

@@ -147,9 +147,8 @@ class Upkeep:
         def holds_for(key: Key) -> Holds:
             return self.holds(now, key, _ANYWHERE)
 
-        self._index.prune(holds_for, self._essential)
         tables = []
-        claimed = self._index.claimed(holds_for)
+        claimed = self._index.prune(holds_for, self._essential)
         for number, (table, ids) in enumerate(zip(cache.tables, claimed, strict=True)):
             named = np.zeros(self._plan.blocks[number], bool)
             named[ids[ids < len(named)]] = True

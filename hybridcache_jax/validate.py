@@ -168,26 +168,30 @@ def _conditions(table, ids, epochs, form, version, first, provenance, writable):
     def look(column):
         return xp.take(column, ids, mode="clip")
 
+    # Plain ints: NumPy compares with an enum's member in 64 bits, four times slower.
     stage, label = look(table.stage), look(table.form)
     outer = xp.zeros(label.shape, bool)
     for away in (form for form, rule in RULES.items() if not rule.resident):
-        outer = outer | (label == away)
-    done = stage == Stage.SEALED
+        outer = outer | (label == int(away))
+    done = stage == int(Stage.SEALED)
     if writable:
-        done = done | (stage == Stage.WRITING)
+        done = done | (stage == int(Stage.WRITING))
     return (
         (Reason.NOT_RETAINED, (ids >= 0) & (ids < table.stage.shape[0])),
         (Reason.EVICTED, look(table.epoch) == epochs),
         (Reason.VERSION_CHANGED, look(table.version) == version),
         (Reason.APPROXIMATE, look(table.provenance) <= provenance),
-        (Reason.WRONG_FORM, ((label == form) | outer) & (look(table.first) == first)),
-        (Reason.QUARANTINED, stage != Stage.QUARANTINED),
+        (
+            Reason.WRONG_FORM,
+            ((label == int(form)) | outer) & (look(table.first) == first),
+        ),
+        (Reason.QUARANTINED, stage != int(Stage.QUARANTINED)),
         (Reason.IN_OUTER_TIER, ~outer),
         (Reason.NOT_SEALED, done),
     )
 
 
-def missing(pool: PoolSpec, points: Array, covered: Array) -> Array:
+def missing(pool: PoolSpec, points: Array, covered: Array, skipped: int = 0) -> Array:
     """Layer 3, second half: how many blocks that one form requires are not held?
 
     Args:
@@ -197,6 +201,8 @@ def missing(pool: PoolSpec, points: Array, covered: Array) -> Array:
       covered: for a form of ranges, ``[N]`` int32: how many of its leading token
         positions block ``n`` holds, ``block_tokens`` for a whole one.  For a
         checkpoint form, ``[K]`` bool: is there a checkpoint at exactly that point.
+      skipped: blocks before the first of ``covered``.  They count as held, and what
+        any point requires reaches at least that far.
 
     Returns:
       ``[K]`` int32.  A block that holds a part counts where more than it is required.
@@ -205,30 +211,32 @@ def missing(pool: PoolSpec, points: Array, covered: Array) -> Array:
     if RULES[pool.form].exact:
         return ((points > 0) & ~covered).astype(xp.int32)
     lo, hi = required(pool.form, pool.geometry, points)
-    size, count = pool.block_tokens, covered.shape[0]
+    size, count = pool.block_tokens, skipped + covered.shape[0]
     holes = xp.concatenate(
         [xp.zeros(1, xp.int32), xp.cumsum(covered < size, dtype=xp.int32)]
     )
     start, stop = lo // size, hi // size
-    whole = xp.take(holes, stop, mode="clip") - xp.take(holes, start, mode="clip")
+    whole = xp.take(holes, stop - skipped, mode="clip")
+    whole = whole - xp.take(holes, start - skipped, mode="clip")
     padded = xp.concatenate([covered, xp.full(1, size, covered.dtype)])
-    part = xp.take(padded, stop, mode="clip") < hi - stop * size
+    part = xp.take(padded, stop - skipped, mode="clip") < hi - stop * size
     beyond = xp.maximum(-(-hi // size) - xp.maximum(start, count), 0)
     return xp.where(lo < hi, whole + part + beyond, 0)
 
 
-def satisfied(pool: PoolSpec, points: Array, covered: Array) -> Array:
+def satisfied(pool: PoolSpec, points: Array, covered: Array, skipped: int = 0) -> Array:
     """Layer 3, second half: is all held that one form requires?
 
     Args:
       pool: form, geometry and block size.
       points: ``[K]`` int32 candidate resume points; negative ones are padding.
       covered: as for :func:`missing`.
+      skipped: as for :func:`missing`.
 
     Returns:
       ``[K]`` bool.
     """
-    return (points >= 0) & (missing(pool, points, covered) == 0)
+    return (points >= 0) & (missing(pool, points, covered, skipped) == 0)
 
 
 def alignment(spec: CacheSpec, pool: int, ids: Array, contract: ReadContract) -> Array:
@@ -257,7 +265,10 @@ def alignment(spec: CacheSpec, pool: int, ids: Array, contract: ReadContract) ->
 
 
 def intersection(
-    spec: CacheSpec, points: Array, covered: Sequence[Array]
+    spec: CacheSpec,
+    points: Array,
+    covered: Sequence[Array],
+    skipped: Sequence[int] | None = None,
 ) -> tuple[Array, Array]:
     """Layer 3, whole: the points at which *every* form has all it requires.
 
@@ -265,6 +276,7 @@ def intersection(
       spec: pools, in the order of ``covered``.
       points: ``[K]`` int32.
       covered: per pool, as for :func:`satisfied`.
+      skipped: per pool, likewise; None for nothing.
 
     Returns:
       ``[K]`` bool over all pools, and ``[G, K]`` bool per pool.
@@ -272,8 +284,10 @@ def intersection(
     xp = points.__array_namespace__()
     each = xp.stack(
         [
-            satisfied(pool, points, held)
-            for pool, held in zip(spec.pools, covered, strict=True)
+            satisfied(pool, points, held, before)
+            for pool, held, before in zip(
+                spec.pools, covered, skipped or (0,) * len(covered), strict=True
+            )
         ]
     )
     return xp.all(each, axis=0), each

@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridcache_jax.bench.long_row import as_if_run
 from hybridcache_jax.bench.measure import Measurement, Report, median_seconds_in_turn
 from hybridcache_jax.capacity import plan_capacity
-from hybridcache_jax.codes import Stage, Status
+from hybridcache_jax.codes import Status
 from hybridcache_jax.entry import Entry, Plane
-from hybridcache_jax.forms import required
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Entries, IndexKeys, LayerSpec, TopK, Window
 from hybridcache_jax.pooling import overlapped_gated_softmax
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.state import HybridCache, init
+from hybridcache_jax.state import init
 from hybridcache_jax.view import StepView, begin_step, end_step
 
 _CONTEXTS = (16_384, 131_072, 1_048_576)
@@ -121,7 +121,7 @@ def _decode_step(layer: LayerSpec, length: int, body: Run) -> Callable[[], Any]:
     prefixes = PrefixCache(plan)
     identity = Identity(weights="w", config="c", layout=spec.fingerprint)
     cache, lease = prefixes.acquire(init(plan), prefixes.cold_plan([0], identity))
-    cache = _as_if_run(cache, lease.row, length)
+    cache = as_if_run(cache, lease.row, length)
 
     def step(cache, inputs):
         view, out = body(begin_step(cache, inputs, _VOCABULARY))
@@ -138,39 +138,3 @@ def _decode_step(layer: LayerSpec, length: int, body: Run) -> Callable[[], Any]:
     if status[0] != Status.OK:
         raise AssertionError(f"The bench's row did not run: status {status[0]}")
     return once
-
-
-def _as_if_run(cache: HybridCache, row: int, length: int) -> HybridCache:
-    """The row as ``length`` tokens would leave it; the entries are zeros."""
-    tables, blocks, epochs = [], [], []
-    for index, pool in enumerate(cache.plan.spec.pools):
-        size, columns = pool.block_tokens, cache.plan.columns(index)
-        lo, hi = required(pool.form, pool.geometry, length)
-        numbers = np.arange(lo // size, -(-hi // size) if lo < hi else lo // size)
-        ids = np.arange(len(numbers), dtype=np.int32)
-        own, seen = (
-            np.array(part[index]) for part in (cache.rows.blocks, cache.rows.epochs)
-        )
-        own[row, numbers % columns], seen[row, numbers % columns] = ids, 1
-        table, count = cache.tables[index], len(ids)
-        tables.append(
-            dataclasses.replace(
-                table,
-                stage=table.stage.at[:count].set(int(Stage.SEALED)),
-                form=table.form.at[:count].set(int(pool.form)),
-                version=table.version.at[:count].set(cache.rows.version[row]),
-                epoch=table.epoch.at[:count].set(1),
-                pins=table.pins.at[:count].set(1),
-                first=table.first.at[:count].set(numbers.astype(np.int32) * size),
-                num_free=table.num_free - count,
-            )
-        )
-        blocks.append(jnp.asarray(own))
-        epochs.append(jnp.asarray(seen))
-    rows = dataclasses.replace(
-        cache.rows,
-        length=cache.rows.length.at[row].set(length),
-        blocks=tuple(blocks),
-        epochs=tuple(epochs),
-    )
-    return dataclasses.replace(cache, tables=tuple(tables), rows=rows)

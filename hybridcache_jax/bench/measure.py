@@ -34,18 +34,42 @@ class Measurement:
 
 
 @dataclasses.dataclass(frozen=True)
+class Footprint:
+    """One line of a bench about memory.
+
+    Attributes:
+      what: what was measured.
+      nbytes: bytes, of each if the line says so.
+      floor: what it is compared with.
+      floor_nbytes: bytes of that.
+      goal: largest ratio that is hoped for; None if the line only informs.
+    """
+
+    what: str
+    nbytes: float
+    floor: str
+    floor_nbytes: float
+    goal: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Measured bytes over floor."""
+        return self.nbytes / self.floor_nbytes
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """What a bench found.
 
     Attributes:
       name: the bench.
       setting: sizes, for people.
-      lines: measurements.
+      lines: measurements, of time or of memory.
     """
 
     name: str
     setting: str
-    lines: tuple[Measurement, ...]
+    lines: tuple[Measurement | Footprint, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data, with where it ran."""
@@ -79,11 +103,30 @@ def median_seconds_in_turn(
       functions: what is compared; each result is waited for.
       repeat: rounds, after one that is not timed.
     """
+    return _medians_in_turn(functions, repeat, time.perf_counter)
+
+
+def cpu_seconds_in_turn(
+    functions: Sequence[Callable[[], Any]], *, repeat: int
+) -> list[float]:
+    """Median processor times of calls made in turn, for work of this thread alone.
+
+    Time in which the machine served others does not count; what they drove out of its
+    memory caches does.
+
+    Args:
+      functions: what is compared; host code without threads of its own.
+      repeat: rounds, after one that is not timed.
+    """
+    return _medians_in_turn(functions, repeat, time.thread_time)
+
+
+def _medians_in_turn(functions, repeat: int, clock) -> list[float]:
     times: list[list[float]] = [[] for _ in functions]
     for attempt in range(repeat + 1):
         for function, mine in zip(functions, times, strict=True):
-            start = time.perf_counter()
+            start = clock()
             jax.block_until_ready(function())
             if attempt:
-                mine.append(time.perf_counter() - start)
+                mine.append(clock() - start)
     return [float(np.median(mine)) for mine in times]

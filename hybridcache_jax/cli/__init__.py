@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 # testing.toy_models.EVERY_KIND, which is not loaded for --help.
 _SOAKED = ("fine", "csa", "sparse", "recurrent")
-_BENCHES = ("cache-write", "decode-context", "match", "resume")
+_BENCHES = (
+    "cache-write",
+    "decode-context",
+    "index-memory",
+    "match",
+    "resume",
+    "validation",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hybridcache_jax.bench.measure import Report
+from hybridcache_jax.bench.measure import Footprint, Measurement, Report
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,19 +29,27 @@ def _show(report: Report) -> None:
     console = Console(highlight=False)
     console.print(f"[bold]{report.name}[/]: {report.setting}")
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("measured", "time", "floor", "time", "ratio", "goal"):
+    for heading in ("measured", "", "floor", "", "ratio", "goal"):
         left = heading in ("measured", "floor")
         table.add_column(heading, justify="left" if left else "right")
     for line in report.lines:
+        measured, floor = _amounts(line)
         table.add_row(
             line.what,
-            _duration(line.seconds),
+            measured,
             line.floor,
-            _duration(line.floor_seconds),
-            f"{line.ratio:.2f}",
+            floor,
+            f"{line.ratio:.2f}" if line.ratio > 0.1 else f"{line.ratio:.2g}",
             "" if line.goal is None else f"≤ {line.goal}",
         )
     console.print(table)
+
+
+def _amounts(line: Measurement | Footprint) -> tuple[str, str]:
+    """What was measured and its floor, for people."""
+    if isinstance(line, Footprint):
+        return f"{line.nbytes:.1f} B", f"{line.floor_nbytes:.1f} B"
+    return _duration(line.seconds), _duration(line.floor_seconds)
 
 
 def _duration(seconds: float) -> str:

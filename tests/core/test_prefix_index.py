@@ -113,6 +113,15 @@ class Oracle:
                 shared = max(shared, same)
         return length, shared, claims
 
+    def true_claims(self):
+        """Per pool, ids of which some unit claims something that is true."""
+        found = [set() for _ in SIZES]
+        for claims in self.units.values():
+            for (pool, number), claim in claims.items():
+                if (pool, *claim, number * SIZES[pool]) in self.facts.true:
+                    found[pool].add(claim[0])
+        return found
+
     def prune(self, essential):
         before = len(self.units)
         broken = set()
@@ -195,8 +204,10 @@ def test_any_history_agrees_with_a_dict_of_prefixes(steps):
             for fact in sorted(facts.true)[place % (len(facts.true) + 1) :][:count]:
                 facts.true.discard(fact)
         else:
-            dropped = index.prune(lambda identity: facts.holds, ESSENTIAL)
-            assert dropped == oracle.prune(ESSENTIAL)
+            stored = index.stored_tokens
+            left = index.prune(lambda identity: facts.holds, ESSENTIAL)
+            assert stored - index.stored_tokens == oracle.prune(ESSENTIAL)
+            assert [set(ids.tolist()) for ids in left] == oracle.true_claims()
             assert set(index.stored_keys()) == oracle.identities
         assert index.stored_tokens == len(oracle.units) * GRID
     for identity, prefix in list(oracle.units):
@@ -377,6 +388,13 @@ def test_true_claims_stay_and_stale_ones_are_replaced():
     assert claims.blocks[0].tolist() == [400, 301, 302]
 
 
+def dropped(index, holds_for, essential):
+    """Tokens that a pruning drops."""
+    before = index.stored_tokens
+    index.prune(holds_for, essential)
+    return before - index.stored_tokens
+
+
 def test_prune_drops_what_lies_behind_a_hole():
     index = PrefixIndex(PLAIN)
     store(index, [1, 2, 3, 4, 5, 6], 100)
@@ -386,11 +404,11 @@ def test_prune_drops_what_lies_behind_a_hole():
     def without(*gone):
         return lambda identity: lambda pool, ids, epochs, first: ~np.isin(ids, gone)
 
-    assert index.prune(without(202), [0]) == 2
+    assert dropped(index, without(202), [0]) == 2
     assert index.lookup(A, ints([1, 2, 3, 4, 7, 8])).length == 4
-    assert index.prune(without(101), [0]) == 4
+    assert dropped(index, without(101), [0]) == 4
     assert index.lookup(A, ints([1, 2, 3, 4, 5, 6])).length == 2
-    assert index.prune(without(100, 300), [0]) == 4
+    assert dropped(index, without(100, 300), [0]) == 4
     assert index.stored_keys() == ()
 
 
@@ -402,7 +420,7 @@ def test_prune_ignores_what_a_replay_rebuilds():
     windows = 1
     assert SPEC.pools[windows].form == Form.SWA_WINDOW
     facts.true = {fact for fact in facts.true if fact[0] != windows}
-    assert index.prune(lambda identity: facts.holds, ESSENTIAL) == 0
+    assert dropped(index, lambda identity: facts.holds, ESSENTIAL) == 0
 
 
 def test_prune_with_holes_in_two_essential_pools():
@@ -417,7 +435,7 @@ def test_prune_with_holes_in_two_essential_pools():
         for pool, block, epoch, at in facts.true
         if not (pool == first and at >= 8) and not (pool == last and at == 5)
     }
-    assert index.prune(lambda identity: facts.holds, ESSENTIAL) == 8
+    assert dropped(index, lambda identity: facts.holds, ESSENTIAL) == 8
     assert index.lookup(A, ints(range(12))).length == 4
 
 
@@ -430,7 +448,7 @@ def test_identities_are_apart():
     assert index.lookup(B, ints([1, 2])).blocks[0].tolist() == [200]
     assert set(index.stored_keys()) == {A, B}
     gone = {A: never, B: always}
-    assert index.prune(lambda identity: gone[identity], [0]) == 2
+    assert dropped(index, lambda identity: gone[identity], [0]) == 2
     assert index.stored_keys() == (B,)
 
 
@@ -478,5 +496,6 @@ def test_without_essential_pools_lost_ends_are_dropped():
     assert index.stored_tokens == 30
     alive.difference_update(range(30))
     alive.add(11)
-    assert index.prune(lambda identity: holds, ()) == 14
+    (left,) = index.prune(lambda identity: holds, ())
+    assert left.tolist() == [11, 30, 31, 32, 40, 41, 42]
     assert index.stored_tokens == 16

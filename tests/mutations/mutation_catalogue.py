@@ -388,8 +388,8 @@ MUTATIONS = (
     Mutation(
         "position-not-compared",
         "validate.py",
-        "((label == form) | outer) & (look(table.first) == first)",
-        "((label == form) | outer)",
+        "((label == int(form)) | outer) & (look(table.first) == first)",
+        "((label == int(form)) | outer)",
         "a block of another position counts as held",
         _VALIDATE,
     ),
