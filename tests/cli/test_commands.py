@@ -355,7 +355,9 @@ def test_every_public_name_exists_and_is_documented():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cache-write", "decode-context", "match", "resume"])
+@pytest.mark.parametrize(
+    "name", ["cache-write", "decode-context", "match", "resume", "validation"]
+)
 def test_benches_report_measurement_floor_and_ratio(name, capsys):
     assert main(["bench", name, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -365,3 +367,27 @@ def test_benches_report_measurement_floor_and_ratio(name, capsys):
         assert line["ratio"] == line["seconds"] / line["floor_seconds"] > 0
         assert line["what"]
         assert line["floor"]
+
+
+def test_the_bench_of_matching_finds_its_own_prefix():
+    from hybridcache_jax.bench import match
+
+    report = match.run(tokens=40_000, prefixes=4, branch=640, repeat=1)
+    assert [line.goal for line in report.lines] == [3.0, None]
+    assert "5 groups" in report.setting
+
+
+def test_the_index_takes_at_least_its_ids_and_claims(monkeypatch, capsys):
+    from hybridcache_jax.bench import index_memory
+
+    small = index_memory.run((1, 6400), (20, 128))
+    monkeypatch.setattr(index_memory, "run", lambda: small)
+    assert main(["bench", "index-memory", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["bench"] == "index-memory"
+    for line in report["lines"]:
+        assert line["ratio"] == line["nbytes"] / line["floor_nbytes"] > 0
+        counted = "nbytes" in line["what"]
+        assert counted or line["nbytes"] >= line["floor_nbytes"]
+    assert main(["bench", "index-memory"]) == 0
+    assert "its id and epoch" in capsys.readouterr().out
