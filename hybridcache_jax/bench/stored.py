@@ -1,6 +1,7 @@
 """Prefixes stored as a run of their tokens would leave them, without running any."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Store:
             start = self._used[number]
             self._used[number] += len(first)
             ids = np.arange(start, self._used[number], dtype=np.int32)
-            self.tables[number].first[ids] = first
+            np.asarray(self.tables[number].first)[ids] = first
             blocks.append(np.concatenate([claims.blocks[number], ids]))
             fresh = self.tables[number].epoch[ids]
             epochs.append(np.concatenate([claims.epochs[number], fresh]))
@@ -81,19 +82,21 @@ def _sealed(pool: PoolSpec, count: int) -> StateTable:
     def full(value):
         return np.full(count, int(value), np.int32)
 
-    return StateTable(
-        stage=full(Stage.SEALED),
-        form=full(pool.form),
-        version=full(VERSION),
-        provenance=full(Provenance.EXACT),
-        epoch=full(1),
-        pins=full(0),
-        kept=np.ones(count, bool),
-        first=full(-1),
-        used=full(0),
-        free=full(0),
-        num_free=np.int32(0),
-    )
+    # NumPy leaves, as a snapshot has them.
+    columns: dict[str, Any] = {
+        "stage": full(Stage.SEALED),
+        "form": full(pool.form),
+        "version": full(VERSION),
+        "provenance": full(Provenance.EXACT),
+        "epoch": full(1),
+        "pins": full(0),
+        "kept": np.ones(count, bool),
+        "first": full(-1),
+        "used": full(0),
+        "free": full(0),
+        "num_free": np.int32(0),
+    }
+    return StateTable(**columns)
 
 
 def five_groups(block_tokens: int = 64) -> CacheSpec:
