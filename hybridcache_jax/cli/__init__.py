@@ -18,7 +18,6 @@ _BENCHES = (
     "index-memory",
     "match",
     "resume",
-    "validation",
 )
 
 

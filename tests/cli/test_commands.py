@@ -355,9 +355,7 @@ def test_every_public_name_exists_and_is_documented():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["cache-write", "decode-context", "match", "resume", "validation"]
-)
+@pytest.mark.parametrize("name", ["cache-write", "decode-context", "match", "resume"])
 def test_benches_report_measurement_floor_and_ratio(name, capsys):
     assert main(["bench", name, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
