@@ -143,7 +143,8 @@ def _bits(stored: jax.Array) -> jax.Array:
 def set_aside(cache: HybridCache, row: AnyArray) -> HybridCache:
     """Quarantines every block that a row refers to.
 
-    Other rows that refer to one become stale with their next step.
+    Other rows that refer to one become stale with their next step.  A block is free
+    again once the last row has let go of it.
 
     Args:
       cache: the cache.

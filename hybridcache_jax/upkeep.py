@@ -23,7 +23,7 @@ from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.points import At, Point
 from hybridcache_jax.prefix_index import Holds, PrefixIndex
 from hybridcache_jax.rollout import Key
-from hybridcache_jax.state import HybridCache, StateTable
+from hybridcache_jax.state import HybridCache
 
 # Version of identities that have never written; blocks count from 1.
 UNKNOWN = 0
@@ -64,7 +64,7 @@ class Upkeep:
         self._begin = jax.jit(eviction.begin)
         self._finish = jax.jit(eviction.finish)
         self._recover = jax.jit(eviction.recover)
-        self._forget = jax.jit(_without_unclaimed)
+        self._forget = jax.jit(eviction.forget)
 
     def facts(self, cache: HybridCache) -> HostFacts:
         """What is true of blocks, and of places outside, at this moment."""
@@ -156,8 +156,3 @@ class Upkeep:
             if self._outer is not None:
                 self._outer.forget(number, ids)
         return with_tables(cache, tables)
-
-
-def _without_unclaimed(table: StateTable, claimed: jax.Array) -> StateTable:
-    """Frees what no claim names, and what lies in quarantine and nobody has pinned."""
-    return eviction.discard(eviction.forget(table, claimed))

@@ -196,7 +196,9 @@ def test_a_mismatch_narrows_the_scope_and_sets_the_blocks_aside(policy, after):
     session.release(sharer, publish=False)
     session.release(cold)
     assert prefixes.stored_tokens == 0
-    # What nobody has pinned is given away when room is made.
+    # What was set aside is free once nobody has it; the rest was dead weight.
+    for table in session.cache.tables:
+        assert (np.asarray(table.stage) != Stage.QUARANTINED).all()
     session.put(prefixes.make_room(session.cache, session.model.plan.blocks))
     for table in session.cache.tables:
         assert int(table.num_free) == len(table.stage)
