@@ -18,6 +18,7 @@ _BENCHES = (
     "index-memory",
     "match",
     "resume",
+    "validation",
 )
 
 

@@ -355,7 +355,9 @@ def test_every_public_name_exists_and_is_documented():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cache-write", "decode-context", "match", "resume"])
+@pytest.mark.parametrize(
+    "name", ["cache-write", "decode-context", "match", "resume", "validation"]
+)
 def test_benches_report_measurement_floor_and_ratio(name, capsys):
     assert main(["bench", name, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -1,0 +1,132 @@
+"""What the check inside a decode step costs: the check alone against the whole step.
+
+A step cannot be built without its check.  The same check, on the same rows of the same
+cache, is compiled as a function of its own; it is charged with being called, too,
+which inside the step it is not.
+"""
+
+import jax
+import numpy as np
+from flax import nnx
+
+from hybridcache_jax import rows
+from hybridcache_jax.bench.long_row import as_if_run
+from hybridcache_jax.bench.measure import Measurement, Report, median_seconds_in_turn
+from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.codes import Status
+from hybridcache_jax.configs.gemma3 import Gemma3Config
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.lease import batch_inputs
+from hybridcache_jax.models.gemma3 import Gemma3
+from hybridcache_jax.models.tiny_v4 import load_tiny_v4
+from hybridcache_jax.prefix_cache import PrefixCache
+from hybridcache_jax.serving.sampling import sampling_inputs
+from hybridcache_jax.serving.step import CompiledStep
+from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.state import init
+
+_ROWS, _CONTEXT = 4, 16_384
+
+# The widths of Gemma 3 270M, a third of its layers, a small part of its vocabulary: the
+# whole model's step takes longer, and the check's share of it is smaller.
+_CONFIG = {
+    "model_type": "gemma3_text",
+    "vocab_size": 8192,
+    "hidden_size": 640,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 32_768,
+}
+
+
+def run(
+    batch: int = _ROWS, context: int = _CONTEXT, large: bool = True, repeat: int = 40
+) -> Report:
+    """Times decode steps of rows with a long history, and their check.
+
+    Args:
+      batch: rows.
+      context: tokens behind each of them.
+      large: whether a model of a real one's widths is timed beside the tiny one.
+      repeat: rounds.
+    """
+    lines = []
+    if large:
+        config = Gemma3Config.from_hf(_CONFIG)
+        model = Gemma3(config, rngs=nnx.Rngs(0))
+        layers = config.layers("bfloat16")
+        lines.append(
+            _share(
+                "a model of Gemma 3 270M's widths",
+                model,
+                layers,
+                config.vocab_size,
+                (batch, context, repeat),
+                0.01,
+            )
+        )
+    tiny = load_tiny_v4()
+    lines.append(
+        _share(
+            "tiny-v4, whose step is as small as a step gets",
+            tiny.model,
+            tiny.layers,
+            tiny.config.vocab_size,
+            (batch, context, repeat),
+            None,
+        )
+    )
+    return Report(
+        "validation", f"{batch} rows, {context:,} tokens behind each", tuple(lines)
+    )
+
+
+def _share(name, model, layers, vocab_size, sizes, goal) -> Measurement:
+    batch, context, repeat = sizes
+    spec = CacheSpec.from_layers(layers)
+    plan = plan_capacity(
+        spec,
+        budget="8GiB",
+        max_sequences=batch,
+        max_length=context + 8 * spec.grid,
+        max_chunk=1,
+        # All rows at their longest at once.
+        stored_tokens=batch * (context + 8 * spec.grid),
+    )
+    prefixes = PrefixCache(plan)
+    identity = Identity(weights="w", config="c", layout=spec.fingerprint)
+    cache, leases = init(plan), []
+    for _ in range(batch):
+        cache, lease = prefixes.acquire(cache, prefixes.cold_plan([0], identity))
+        leases.append(lease)
+    for lease in leases:
+        cache = as_if_run(cache, lease.row, context)
+    inputs = batch_inputs(
+        [(lease, np.array([1])) for lease in leases], batch=batch, width=1
+    )
+    sampling = sampling_inputs([], batch)
+    step, check = CompiledStep(model, vocab_size), jax.jit(rows.check)
+    held = [cache]
+
+    def decode():
+        held[0], output = step(held[0], inputs, sampling)
+        return output.status
+
+    def validate():
+        return check(held[0], inputs.rows, inputs.tickets)
+
+    for status in (decode(), validate()):
+        if (np.asarray(status) != Status.OK).any():
+            raise AssertionError(f"The bench's rows did not run: status {status}")
+    whole, alone = median_seconds_in_turn([decode, validate], repeat=repeat)
+    return Measurement(
+        f"the check alone, {len(spec.pools)} pools: {name}",
+        alone,
+        "a decode step, check included",
+        whole,
+        goal,
+    )
