@@ -576,8 +576,8 @@ MUTATIONS = (
     Mutation(
         "what-failed-is-not-set-aside",
         "offload/outer.py",
-        "                    self.tier.quarantine(pool, place)\n",
-        "",
+        "if why is not None:\n                    self.tier.quarantine(pool, place)\n",
+        "if why is not None:\n",
         "a block that cannot be used is loaded again and again",
         (_OUTER + "test_b58_what_failed_once_is_not_chosen_again",),
     ),
