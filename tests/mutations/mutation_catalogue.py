@@ -366,7 +366,7 @@ MUTATIONS = (
         "kept = min(lease.plan.length, length - length % self.plan.spec.grid)",
         "kept = lease.plan.length",
         "blocks of the tokens before a rewind are claimed for those after it",
-        FINE,
+        ("tests/faults/test_fork_and_rewind.py",),
     ),
     # Verdicts.
     Mutation(
@@ -505,7 +505,7 @@ MUTATIONS = (
         "return bool(self.weights) and bool(self.config) and bool(self.layout)",
         "return bool(self.config) and bool(self.layout)",
         "what nobody can name is reused",
-        FINE,
+        ("tests/core/test_identity.py",),
     ),
     # Reading and pooling.
     Mutation(
