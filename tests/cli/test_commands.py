@@ -164,6 +164,7 @@ def test_generate_takes_prompts_of_many_windows_and_chunks(checkpoint, capsys):
     assert data["prompt_tokens"] == len(TEXT) * 3 + 1
 
 
+@pytest.mark.slow
 def test_generate_with_a_seed_is_reproducible(checkpoint, capsys):
     texts = []
     for seed in ("3", "3", "4"):

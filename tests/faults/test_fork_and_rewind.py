@@ -57,7 +57,7 @@ def run_unchecked(session, lease):
 
 
 @pytest.mark.kind("K17")
-@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine", "recurrent"))
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=12)
 @given(acts=ACTS)
 def test_every_row_is_what_a_cold_run_of_its_tokens_is(name, acts):
@@ -127,7 +127,13 @@ def test_whatever_one_step_ran_can_be_rewound(name, tokens, draft):
     session.check(lease, [*(tokens + [9] * draft)[:kept], 1, 2])
 
 
-@pytest.mark.parametrize("kinds", [toy.FINE, toy.SPARSE], ids=["fine", "sparse"])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        pytest.param(toy.FINE, id="fine"),
+        pytest.param(toy.SPARSE, id="sparse", marks=pytest.mark.slow),
+    ],
+)
 @settings(max_examples=8)
 @given(tokens=st.lists(DIGITS, min_size=6, max_size=24), back=st.integers(0, 6))
 def test_the_rollback_that_was_planned_is_held_whatever_ran(kinds, tokens, back):

@@ -83,6 +83,7 @@ def test_the_window_is_off_by_one():
     assert session.match(LINE).limiting[0].pool == "swa_window.1"
 
 
+@pytest.mark.slow
 def test_the_halo_of_the_index_is_dropped():
     """The halo of the entries is there, that of their index keys is not."""
     session = stored(toy.csa(), PROMPT)

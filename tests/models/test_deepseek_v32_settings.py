@@ -43,14 +43,28 @@ def changed(name, part, **changes):
     ("name", "wrong"),
     [
         ("deepseek_v32", {"index_topk": 5}),
-        ("deepseek_v32", {"index_topk": 7}),
+        pytest.param("deepseek_v32", {"index_topk": 7}, marks=pytest.mark.slow),
         ("deepseek_v32", {"index_interleaved": True}),
         ("deepseek_v32", {"rope": changed(NAMES[0], "rope", mscale_all_dim=0.0)}),
-        ("deepseek_v32", {"rope": changed(NAMES[0], "rope", scaling="default")}),
+        pytest.param(
+            "deepseek_v32",
+            {"rope": changed(NAMES[0], "rope", scaling="default")},
+            marks=pytest.mark.slow,
+        ),
         ("deepseek_v32", {"routing": changed(NAMES[0], "routing", chosen_groups=4)}),
-        ("deepseek_v32", {"routing": changed(NAMES[0], "routing", normalize=False)}),
-        ("deepseek_v32", {"routing": changed(NAMES[0], "routing", scaling=1.0)}),
-        ("glm_moe_dsa", {"index_interleaved": False}),
+        pytest.param(
+            "deepseek_v32",
+            {"routing": changed(NAMES[0], "routing", normalize=False)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "deepseek_v32",
+            {"routing": changed(NAMES[0], "routing", scaling=1.0)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "glm_moe_dsa", {"index_interleaved": False}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )

@@ -37,7 +37,7 @@ def test_every_way_of_running_gives_the_reference_logits(way):
     check_logits(GOLDEN, way)
 
 
-@pytest.mark.parametrize("length", [2, 101, 150])
+@pytest.mark.parametrize("length", [pytest.param(2, marks=pytest.mark.slow), 101, 150])
 def test_cache_tensors_equal_the_reference(length):
     check_state(GOLDEN, length)
 
@@ -61,6 +61,7 @@ def test_published_names_make_every_parameter():
     check_published_names(GOLDEN, published_names)
 
 
+@pytest.mark.slow
 def test_a_wrong_rotation_changes_the_logits():
     rope = dataclasses.replace(GOLDEN.config.rope, partial=1.0)
     _, logits, _ = Runner(GOLDEN, rope=rope).run_alone(0, [WIDTH], WIDTH)

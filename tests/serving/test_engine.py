@@ -30,6 +30,7 @@ def cold(engine, request):
     return engine.run([dataclasses.replace(request, reuse=False)])[0]
 
 
+@pytest.mark.slow
 def test_a_batch_of_unequal_prompts_equals_single_runs(make_engine):
     engine = make_engine()
     requests = [
@@ -129,7 +130,8 @@ def test_nothing_is_compiled_after_warm_up(make_engine):
     assert engine.compiled_shapes == before
 
 
-@pytest.mark.parametrize("bound", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", [False, True])
 def test_nothing_is_compiled_after_warm_up_wherever_the_parameters_lie(bound):
     """Restored parameters are bound to a device, and so is what a step makes of them.
 
