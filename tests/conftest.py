@@ -1,6 +1,8 @@
 """Strict settings for every test: exact float32 products, no silent promotion."""
 
+import gc
 import os
+import pathlib
 
 import jax
 import pytest
@@ -31,3 +33,18 @@ def exact_products():
     """Full float32 matrix products: the goldens were computed with them."""
     with jax.default_matmul_precision("highest"):
         yield
+
+
+# XLA maps memory for every compiled program; Linux allows a process 65,530 maps by
+# default, and XLA dies of one more.
+MAPS = pathlib.Path("/proc/self/maps")
+MANY_MAPS = 25_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_programs():
+    """Lets go of compiled programs between files where there are very many."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MANY_MAPS:
+        jax.clear_caches()
+        gc.collect()
