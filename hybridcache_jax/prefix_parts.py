@@ -30,14 +30,7 @@ from hybridcache_jax.upkeep import Upkeep
 
 
 class PrefixParts:
-    """Claims about one line of caches, and everything that keeps them true.
-
-    Attributes:
-      plan: the plan of the caches it is used with.
-      cost: rates by which :meth:`match` weighs waiting, replaying and recomputing.  Set
-        it between calls when they were measured anew:
-        ``prefixes.cost = prefixes.cost.after_run(tokens, seconds)``.
-    """
+    """Claims about one line of caches, and everything that keeps them true."""
 
     def __init__(
         self,

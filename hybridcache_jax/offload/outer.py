@@ -84,6 +84,7 @@ class Outer:
             columns = [np.asarray(getattr(table, name))[ids] for name in LABELS]
             labels = np.stack(columns)
             epochs = np.asarray(table.epoch)[ids]
+            needed = self._needed_places(pool)
             kept, places = [], []
             payloads = self._transfer.out(cache, pool, ids)
             for at, payload in enumerate(payloads):
@@ -91,7 +92,7 @@ class Outer:
                     pool,
                     payload,
                     **dict(zip(LABELS, labels[:, at].tolist(), strict=True)),
-                    needed=self._needed_places(pool),
+                    needed=needed,
                 )
                 if place is not None:
                     kept.append(at)
@@ -113,7 +114,7 @@ class Outer:
         for pool, count in enumerate(self.plan.blocks):
             ids, epochs = (np.asarray(x[pool]) for x in (wanted.blocks, wanted.epochs))
             away, here = ids > count, ids < count
-            pending.places.append(ids[away] - (count + 1))
+            pending.places.append(self._places(pool, ids[away]))
             pending.epochs.append(epochs[away])
             pending.keep.append(ids[here])
         self._pending[load.number] = pending
@@ -292,20 +293,23 @@ class Outer:
           pool: index of the pool.
           claimed: ``[n]`` int32 ids of blocks and places of which a claim is true.
         """
-        places = claimed - (self.plan.blocks[pool] + 1)
+        places = self._places(pool, claimed)
         named = np.zeros(len(self.tier.places[pool].stage), bool)
         named[places[places >= 0]] = True
         held = self.tier.places[pool].stage == Stage.ON_DISK
         self.tier.drop(pool, np.flatnonzero(held & ~named))
 
     def _lead(self, pool: int, ids, epochs, to) -> None:
-        places = to - (self.plan.blocks[pool] + 1)
-        new = self.tier.places[pool].epoch[places]
+        new = self.tier.places[pool].epoch[self._places(pool, to)]
         self.index.move(pool, (ids, epochs), (to, new))
 
     def _ids(self, pool: int, places) -> np.ndarray:
         """What claims call places of the tier."""
         return np.asarray(places, np.int32) + np.int32(self.plan.blocks[pool] + 1)
+
+    def _places(self, pool: int, ids: np.ndarray) -> np.ndarray:
+        """Places of the tier by what claims call them; negative for blocks."""
+        return ids - (self.plan.blocks[pool] + 1)
 
     def _needed_places(self, pool: int) -> np.ndarray:
         needed = np.zeros(len(self.tier.places[pool].stage), bool)
