@@ -1,0 +1,14 @@
+"""Small mistakes in the library's own code, each with a test that must fail.
+
+Every text stands exactly once in its file; ``python -m tests.mutations`` applies them
+one by one to a copy and runs the named tests there.
+"""
+
+from .blocks import BLOCKS
+from .claims import CLAIMS
+from .leases import LEASES
+from .steps import STEPS
+from .tiers import TIERS
+from .verdicts import VERDICTS
+
+MUTATIONS = (*BLOCKS, *LEASES, *STEPS, *VERDICTS, *CLAIMS, *TIERS)

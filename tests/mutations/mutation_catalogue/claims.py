@@ -1,0 +1,54 @@
+"""Mistakes about claims: what is stored, and who finds it."""
+
+from .record import FINE, INDEX, MIXED, Mutation
+
+CLAIMS = (
+    Mutation(
+        "rebuilt-blocks-published",
+        "publication.py",
+        "good = (numbers >= floor) & (numbers < total)",
+        "good = (numbers >= 0) & (numbers < total)",
+        "what a replay rebuilt inexactly is stored",
+        FINE,
+    ),
+    Mutation(
+        "useless-blocks-kept",
+        "publication.py",
+        "            good = good & _of_use(pool, numbers, kept)\n",
+        "            pass\n",
+        "blocks that no resume point requires are kept",
+        MIXED,
+    ),
+    Mutation(
+        "stale-claims-stay",
+        "prefix_index.py",
+        "            if good.all():\n                continue\n",
+        "            continue\n",
+        "a prefix that was lost once is never found again",
+        FINE,
+    ),
+    Mutation(
+        "hole-not-rounded",
+        "prefix_index.py",
+        "length = min(length, hole - hole % self._grid)",
+        "length = min(length, hole)",
+        "a prefix is cut between resume points",
+        INDEX,
+    ),
+    Mutation(
+        "older-values-accepted",
+        "lineage.py",
+        "if stamp != self.newest:",
+        "if stamp > self.newest and stamp < self.newest:",
+        "claims of one future are read in another",
+        FINE,
+    ),
+    Mutation(
+        "unknown-producers-share",
+        "identity.py",
+        "return bool(self.weights) and bool(self.config) and bool(self.layout)",
+        "return bool(self.config) and bool(self.layout)",
+        "what nobody can name is reused",
+        ("tests/core/test_identity.py",),
+    ),
+)

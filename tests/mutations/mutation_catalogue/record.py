@@ -1,0 +1,36 @@
+"""What a planted mistake is, and the tests that many of them are caught by."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    """One mistake.
+
+    Attributes:
+      name: of the mistake.
+      file: in ``hybridcache_jax``.
+      old: text that stands once in it.
+      new: what it becomes.
+      breaks: what goes wrong.
+      tests: pytest node ids; one of them at least must fail.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+
+
+_SEED = "tests/machine/test_machine.py::test_a_seed_in_step"
+FINE, MIXED, CSA, SPARSE, RECURRENT = (
+    (f"{_SEED}[{name}]",) for name in ("fine", "mixed", "csa", "sparse", "recurrent")
+)
+LIFECYCLE = ("tests/core/test_lifecycle.py",)
+VALIDATE = ("tests/core/test_validate.py",)
+FORMS = ("tests/core/test_forms.py",)
+INDEX = ("tests/core/test_prefix_index.py",)
+SOLVER = ("tests/core/test_solver.py::test_replay_extents_by_hand",)
+OUTER = "tests/faults/test_outer_tier.py::"

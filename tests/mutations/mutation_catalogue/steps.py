@@ -1,0 +1,121 @@
+"""Mistakes inside a step: what it writes, pools and reads."""
+
+from .record import CSA, FINE, MIXED, RECURRENT, SPARSE, Mutation
+
+STEPS = (
+    # Steps.
+    Mutation(
+        "trimmed-one-token-early",
+        "append.py",
+        "behind = (number >= 0) & ((number + 1) * size <= seen[:, None])",
+        "behind = (number >= 0) & ((number + 1) * size <= seen[:, None] + 1)",
+        "the oldest key that the next query sees is let go",
+        FINE,
+    ),
+    Mutation(
+        "rollback-margin-forgotten",
+        "append.py",
+        "back = cache.plan.held_from(pool.form, view.length)",
+        "back = view.length",
+        "what a rewind within the margin needs is let go",
+        ("tests/faults/test_fork_and_rewind.py",),
+    ),
+    Mutation(
+        "sealed-one-token-early",
+        "append.py",
+        "last = (step.positions + 1) % pool.block_tokens == 0",
+        "last = (step.positions + 2) % pool.block_tokens == 0",
+        "a block counts as finished before its last entry is there",
+        MIXED,
+    ),
+    Mutation(
+        "one-block-reserved-too-many",
+        "append.py",
+        "ahead = number * size < (view.length + inputs.counts)[:, None]",
+        "ahead = number * size <= (view.length + inputs.counts)[:, None]",
+        "a row takes a block that it does not write",
+        FINE,
+    ),
+    Mutation(
+        "granted-beyond-what-is-free",
+        "append.py",
+        "fits = jnp.all(need <= left)",
+        "fits = jnp.any(need <= left)",
+        "a row runs without the blocks it needs",
+        FINE,
+    ),
+    Mutation(
+        "held-entries-overwritten",
+        "append.py",
+        "return jnp.where(real & (positions >= view.held[:, index, None]), blocks, "
+        "nowhere)",
+        "return jnp.where(real, blocks, nowhere)",
+        "a replay overwrites exact entries by inexact ones",
+        CSA,
+    ),
+    Mutation(
+        "one-token-beyond-the-prompt-is-known",
+        "append.py",
+        "again = real & (positions < known[:, None])",
+        "again = real & (positions <= known[:, None])",
+        "the first new token of a resumed row is refused",
+        FINE,
+    ),
+    Mutation(
+        "one-token-short-of-max-length",
+        "append.py",
+        "(length + counts > cache.plan.max_length, Status.TOO_LONG)",
+        "(length + counts >= cache.plan.max_length, Status.TOO_LONG)",
+        "the last token that fits is refused",
+        FINE,
+    ),
+    # Reading and pooling.
+    Mutation(
+        "pooled-too-early",
+        "compress.py",
+        "closes = first + ratio <= step.end[:, None]",
+        "closes = first + ratio <= step.end[:, None] + 1",
+        "an entry is made before its last row is there",
+        CSA,
+    ),
+    Mutation(
+        "pooled-without-the-halo",
+        "compress.py",
+        "where = first[..., None] - halo + jnp.arange(halo + ratio, dtype=jnp.int32)",
+        "where = first[..., None] + jnp.arange(halo + ratio, dtype=jnp.int32)",
+        "an overlapping entry pools the wrong rows",
+        CSA,
+    ),
+    Mutation(
+        "replay-pools-again",
+        "compress.py",
+        "fresh = closes & (first >= step.held[:, number, None])",
+        "fresh = closes",
+        "a replay overwrites held entries by pools of inexact rows",
+        CSA,
+    ),
+    Mutation(
+        "open-unit-always-read",
+        "select.py",
+        "own = jnp.where((step.positions + 1) % unit != 0, step.positions // unit, -1)",
+        "own = step.positions // unit",
+        "the unit of the query is read twice where it is complete",
+        SPARSE,
+    ),
+    Mutation(
+        "state-of-one-token-earlier",
+        "recurrent.py",
+        "before = step.positions[:, 0] - 1",
+        "before = step.positions[:, 0] - 2",
+        "a state is read from the block of the token before",
+        RECURRENT,
+    ),
+    Mutation(
+        "offset-of-the-next-entry",
+        "gather.py",
+        "offset = positions % pool.block_tokens // pool.entry_tokens",
+        "offset = (positions + 1) % pool.block_tokens // pool.entry_tokens",
+        "single entries are read from the place beside",
+        CSA,
+    ),
+)

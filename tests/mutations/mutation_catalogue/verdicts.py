@@ -1,0 +1,95 @@
+"""Mistakes of validation and of the solver."""
+
+from .record import FINE, FORMS, SOLVER, VALIDATE, Mutation
+
+VERDICTS = (
+    Mutation(
+        "epoch-not-compared",
+        "validate.py",
+        "        (Reason.EVICTED, look(table.epoch) == epochs),\n",
+        "",
+        "a block that changed hands counts as held",
+        FINE,
+    ),
+    Mutation(
+        "version-not-compared",
+        "validate.py",
+        "        (Reason.VERSION_CHANGED, look(table.version) == version),\n",
+        "",
+        "entries of other weights count as held",
+        VALIDATE,
+    ),
+    Mutation(
+        "position-not-compared",
+        "validate.py",
+        "((label == int(form)) | outer) & (look(table.first) == first)",
+        "((label == int(form)) | outer)",
+        "a block of another position counts as held",
+        VALIDATE,
+    ),
+    Mutation(
+        "unfinished-counts-as-held",
+        "validate.py",
+        "        (Reason.NOT_SEALED, done),\n",
+        "",
+        "a block that is being evicted or written counts as held",
+        FINE,
+    ),
+    Mutation(
+        "first-required-block-not-asked",
+        "validate.py",
+        "start, stop = lo // size, hi // size",
+        "start, stop = lo // size + 1, hi // size",
+        "a hole at the beginning of a window is not seen",
+        VALIDATE,
+    ),
+    Mutation(
+        "halo-forgotten",
+        "forms.py",
+        "start = p - p % geometry.ratio - geometry.halo",
+        "start = p - p % geometry.ratio",
+        "the rows of the block before are not required",
+        FORMS,
+    ),
+    Mutation(
+        "window-one-key-short",
+        "layers.py",
+        "start = position - (self.size - 1)",
+        "start = position - (self.size - 2)",
+        "the oldest key of a window is not required",
+        FORMS,
+    ),
+    Mutation(
+        "last-token-not-run",
+        "resume.py",
+        "(points <= num_tokens - 1)",
+        "(points <= num_tokens)",
+        "nothing is run, so there are no logits",
+        ("tests/core/test_solver.py::test_one_position_at_least_is_run",),
+    ),
+    Mutation(
+        "replay-without-history",
+        "resume.py",
+        "replayable = allowed & whole & ~ready",
+        "replayable = allowed & ~ready",
+        "a replay is planned over a history that has holes",
+        FINE,
+    ),
+    Mutation(
+        "replay-ignores-windows-below",
+        "replay.py",
+        "steps[-1] = Window(last.size + step.reach, last.entry)",
+        "steps[-1] = last",
+        "a replay starts too late for stacked windows",
+        SOLVER,
+    ),
+    Mutation(
+        "claims-not-checked",
+        "host_facts.py",
+        "        found[bad] = facts(table, ids[bad], epochs[bad], "
+        "first=first[bad], **claim)\n",
+        "",
+        "the index is believed",
+        FINE,
+    ),
+)
