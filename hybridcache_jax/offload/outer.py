@@ -62,8 +62,9 @@ class Outer:
         self.plan, self.tier, self.index = plan, tier, index
         self._transfer = Transfer(plan)
         self._pending: dict[int, Pending] = {}
-        # Verified payloads by pool and place, for all loads that wait for them.
-        self._staged: list[dict[int, Payload]] = [{} for _ in plan.blocks]
+        # Verified payloads by pool, and by place and epoch: a place may be handed out
+        # again while a load still waits for what it held.
+        self._staged: list[dict[tuple[int, int], Payload]] = [{} for _ in plan.blocks]
         self._watch, self._at = watch, at
         self._asked = 0
 
@@ -171,35 +172,46 @@ class Outer:
         Returns:
           The cache, and a report for every load that was on its way.
         """
-        reports, ready = [], []
-        for number, pending in list(self._pending.items()):
-            if pending.registered:
-                continue
-            report = self._fetched(pending, int(cache.clock))
-            if report is None:
-                ready.append(pending)
-                continue
-            reports.append(report)
-            if report.failed:
-                self._watch.load_failed(report.stage)
-                del self._pending[number]
+        now, reports = int(cache.clock), []
+        ready = self._verified(self._waiting(), now, reports)
         if ready:
             # Up to here nothing has changed.
             self._at(Point.LOAD_VERIFIED)
             places = self._places_of(ready)
             cache = make_room(cache, [len(where) for where in places])
+            # Places that nobody claims any more went with what made room.
+            ready = self._verified(ready, now, reports)
         for pending in ready:
             cache, report = self._register(cache, pending)
             reports.append(report)
         self._unstage()
         return cache, tuple(reports)
 
+    def _waiting(self) -> list[Pending]:
+        return [load for load in self._pending.values() if not load.registered]
+
+    def _verified(
+        self, loads: Sequence[Pending], now: int, reports: list[LoadReport]
+    ) -> list[Pending]:
+        """The loads of which all has come and is good; reports on the others."""
+        good = []
+        for pending in loads:
+            report = self._fetched(pending, now)
+            if report is None:
+                good.append(pending)
+                continue
+            reports.append(report)
+            if report.failed:
+                self._watch.load_failed(report.stage)
+                del self._pending[pending.load.number]
+        return good
+
     def _places_of(self, loads: Sequence[Pending]) -> list[np.ndarray]:
         """Per pool, the places that loads name, each once."""
         return [
             np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
             for places in zip(*(pending.places for pending in loads), strict=True)
-        ] or [np.zeros(0, np.int64)] * len(self.plan.blocks)
+        ]
 
     def _register(
         self, cache: HybridCache, pending: Pending
@@ -212,7 +224,7 @@ class Outer:
         arrived = []
         for pool, places in enumerate(pending.places):
             table = self.tier.places[pool]
-            payloads = [self._staged[pool][place] for place in places.tolist()]
+            payloads = [self._staged[pool][key] for key in _keys(pending, pool)]
             labels = np.stack([getattr(table, name)[places] for name in LABELS])
             cache, ids = self._transfer.back(cache, pool, payloads, labels)
             arrived.append((places, ids))
@@ -241,16 +253,14 @@ class Outer:
         if load.deadline is not None and now >= load.deadline:
             why = f"it was to come before tick {load.deadline}"
             return LoadReport(load, LoadStage.DEADLINE, True, why)
-        for pool, (places, epochs) in enumerate(
-            zip(pending.places, pending.epochs, strict=True)
-        ):
-            table, spec = self.tier.places[pool], self.plan.spec.pools[pool]
-            for place, epoch in zip(places.tolist(), epochs.tolist(), strict=True):
+        for pool, spec in enumerate(self.plan.spec.pools):
+            table = self.tier.places[pool]
+            for place, epoch in _keys(pending, pool):
                 where = f"{spec.name}, positions from {int(table.first[place])}"
                 if table.epoch[place] != epoch or table.stage[place] != Stage.ON_DISK:
                     why = f"{where}: the block left the tier meanwhile"
                     return LoadReport(load, LoadStage.READ, True, why)
-                if place in self._staged[pool]:
+                if (place, epoch) in self._staged[pool]:
                     continue
                 try:
                     payload = self.tier.read(pool, place)
@@ -274,17 +284,18 @@ class Outer:
                 if why is not None:
                     self.tier.quarantine(pool, place)
                     return LoadReport(load, stage, True, f"{where}: {why}")
-                self._staged[pool][place] = payload
+                self._staged[pool][place, epoch] = payload
         if late:
             return LoadReport(load, LoadStage.READ, why=f"{late} blocks are on the way")
         return None
 
     def _unstage(self) -> None:
         """Lets go of payloads that no load waits for any more."""
-        waiting = [p for p in self._pending.values() if not p.registered]
-        for staged, wanted in zip(self._staged, self._places_of(waiting), strict=True):
-            for place in staged.keys() - set(wanted.tolist()):
-                del staged[place]
+        waiting = self._waiting()
+        for pool, staged in enumerate(self._staged):
+            wanted = {key for load in waiting for key in _keys(load, pool)}
+            for key in staged.keys() - wanted:
+                del staged[key]
 
     def forget(self, pool: int, claimed: np.ndarray) -> None:
         """Drops places that no claim names any more.
@@ -313,7 +324,12 @@ class Outer:
 
     def _needed_places(self, pool: int) -> np.ndarray:
         needed = np.zeros(len(self.tier.places[pool].stage), bool)
-        for pending in self._pending.values():
-            if not pending.registered:
-                needed[pending.places[pool]] = True
+        for pending in self._waiting():
+            needed[pending.places[pool]] = True
         return needed
+
+
+def _keys(pending: Pending, pool: int) -> list[tuple[int, int]]:
+    """Places and epochs of what a load waits for in one pool."""
+    places, epochs = pending.places[pool].tolist(), pending.epochs[pool].tolist()
+    return list(zip(places, epochs, strict=True))

@@ -319,6 +319,55 @@ def test_a_deadline_in_ticks_and_a_cancelled_load():
         session.prefixes.load(session.cache, session.match(OTHER))
 
 
+def test_a_place_that_is_handed_out_again_brings_its_new_content():
+    """A load has read a block and waits for another; then nobody claims them any more.
+
+    The places take other blocks, which a second load asks for.
+    """
+    session = only_full()
+    session.store(P[:8])
+    session.move_out()
+    session.tier.delay(1)
+    first = session.ask([*P[:8], 0])
+    assert session.poll()[0].stage == LoadStage.READ
+    lease = session.acquire(session.prefixes.cold_plan(P[:8], session.model.identity))
+    session.feed(lease, P[:8])
+    session.publish(lease)
+    session.put(session.prefixes.recover(session.cache))
+    session.store(OTHER[:8])
+    session.move_out()
+    second = session.ask([*OTHER[:8], 0])
+    old, new = (np.unique(load.plan.claims.blocks[0]) for load in (first, second))
+    assert old.tolist() == new.tolist()
+    stages = {report.load.number: report.stage for report in session.poll()}
+    assert stages == {
+        first.number: LoadStage.READ,
+        second.number: LoadStage.REGISTERED,
+    }
+    assert session.answer([*OTHER[:8], 0]).length == 8
+
+
+def test_a_load_whose_places_went_to_make_room_is_a_miss():
+    session = only_full()
+    session.store(P[:8])
+    session.move_out()
+    load = session.ask([*P[:8], 0])
+    lease = session.acquire(session.prefixes.cold_plan(P[:8], session.model.identity))
+    session.feed(lease, P[:8])
+    session.publish(lease)
+    # The pool is full: making room drops what nobody claims any more.
+    number = 0
+    while int(session.cache.tables[0].num_free) > 1:
+        session.store([number % 9, number // 9, *OTHER[:6]])
+        number += 1
+    before = int(np.asarray(session.cache.tables[0].kept).sum())
+    (report,) = session.poll()
+    assert (report.load, report.stage, report.failed) == (load, LoadStage.READ, True)
+    assert "left the tier" in report.why
+    assert int(np.asarray(session.cache.tables[0].kept).sum()) < before
+    assert session.match([*P[:8], 0]).verdict == Verdict.RESUMABLE
+
+
 def test_what_a_pending_plan_needs_is_not_evicted():
     """Half of it lies on the device: nothing else may push that out."""
     session = only_full()
