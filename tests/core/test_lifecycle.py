@@ -461,6 +461,15 @@ def test_freeing_clears_the_label_and_moves_the_epoch():
     assert int(again.version[0]) == 2
 
 
+def test_what_became_dead_weight_while_it_went_does_not_come_back():
+    """Two stored blocks begin to go, and one of them has a claim left."""
+    table = build(sealed(kept=True), sealed(kept=True))
+    table, _ = begin(table, jnp.int32(2), np.zeros(SIZE, bool))
+    table = recover(forget(table, np.arange(SIZE) == 0))
+    assert table.stage[:2].tolist() == [Stage.SEALED, Stage.FREE]
+    assert table.kept[:2].tolist() == [True, False]
+
+
 def test_only_finished_blocks_are_kept_and_only_written_ones_sealed():
     stages = [
         Stage.WRITING,

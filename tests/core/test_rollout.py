@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import hybridcache_jax as hc
+from hybridcache_jax.approximate import marked
 from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.forms import Form
 from hybridcache_jax.identity import Identity
@@ -234,6 +235,16 @@ def test_a_request_that_is_over_leaves_nothing_to_find():
         assert prefixes.stored_tokens == 8
         prefixes.end_request(plan)
         assert prefixes.stored_tokens == left
+
+
+def test_what_an_approximate_replay_stored_goes_with_its_request():
+    prefixes = hc.PrefixCache(PLAN, policy=ReusePolicy("request"))
+    plan, none = prefixes.cold_plan(P, ME, request="1"), [np.zeros(1, np.int32)]
+    for key in (plan.key, marked(plan).key):
+        prefixes._index.insert(key, np.array(P[:4], np.int32), none, none, never)
+    assert prefixes.stored_tokens == 8
+    prefixes.end_request(plan)
+    assert prefixes.stored_tokens == 0
 
 
 def test_what_all_share_is_of_one_version_in_every_namespace():

@@ -126,6 +126,15 @@ def test_what_cannot_be_held_is_refused(change, message):
         dataclasses.replace(made, **change)
 
 
+def test_the_last_plan_that_fits_and_the_first_that_does_not():
+    """A step looks two blocks past its last token."""
+    size = 2**20
+    longest = LAST - 8 - 2 * size
+    assert plan([NEAR], (40,), size=size, max_length=longest).max_length == longest
+    with pytest.raises(ValueError, match="int32 range of positions"):
+        plan([NEAR], (40,), size=size, max_length=longest + 1)
+
+
 def test_windows_that_reach_too_far_together_are_refused():
     layer = LayerSpec(local=Window(2**30, ROW))
     plan([layer], (40,))

@@ -142,6 +142,12 @@ def test_only_a_lease_that_holds_is_renewed():
     for wrong in (forged, outside):
         with pytest.raises(LeaseError, match="cannot be renewed"):
             renew(session, wrong, 9)
+        # The transition itself says so, and changes nothing.
+        after, status = session.prefixes._renew(
+            before, np.int32(wrong.row), np.int32(wrong.ticket), np.int32(9)
+        )
+        assert status == Status.STALE
+        assert toy.unchanged(before, after)
     assert session.cache is before
     # A block of the row changed hands: its alarm stays, and counts what it still pins.
     taken = dataclasses.replace(table, epoch=table.epoch.at[block].add(2))

@@ -8,6 +8,7 @@ is that of a cold run.
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
@@ -19,6 +20,7 @@ from hybridcache_jax import Form, Reason, Verdict
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.offload.payload import Payload, layout_refusal
+from hybridcache_jax.offload.transfer import LABELS
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing import faults
 
@@ -307,9 +309,11 @@ def test_a_deadline_in_ticks_and_a_cancelled_load():
     session.store(CHAT)
     session.move_out()
     session.tier.delay(100)
-    load = session.ask([*CHAT, 0], deadline=3)
-    assert not session.poll()[0].failed
-    session.store(OTHER)  # time passes
+    load, now = session.ask([*CHAT, 0], deadline=3), int(session.cache.clock)
+    for tick in range(3):
+        session.cache = dataclasses.replace(session.cache, clock=jnp.int32(now + tick))
+        assert not session.poll()[0].failed
+    session.cache = dataclasses.replace(session.cache, clock=jnp.int32(now + 3))
     (report,) = session.poll()
     assert (report.load, report.stage) == (load, LoadStage.DEADLINE)
     session.tier.delay(0)
@@ -616,6 +620,64 @@ def test_what_moves_is_counted():
         of("evicted_blocks_total", why=why, **form) for why in ("asked", "dead_weight")
     )
     assert stored - lost == np.asarray(session.cache.tables[0].kept).sum() == 4
+
+
+def test_a_place_says_all_that_the_block_said():
+    """On the way out, and on the way back."""
+    session = only_full()
+    session.store(P[:8])
+    (table,) = session.cache.tables
+    marked = dataclasses.replace(
+        table, provenance=jnp.where(table.kept, 1, 0), version=table.version + 4
+    )
+    cache = dataclasses.replace(session.cache, tables=(marked,))
+    transfer, kept = session.prefixes._outer._transfer, np.flatnonzero(table.kept)
+    session.prefixes._outer.move_out(cache, [kept.astype(np.int32)])
+    places = session.tier.places[0]
+    held = np.flatnonzero(places.stage == Stage.ON_DISK)
+    labels = np.stack([getattr(places, name)[held] for name in LABELS])
+    assert sorted(labels.T.tolist()) == [[5, 1, 0], [5, 1, 4]]
+    assert set(places.form[held]) == {Form.ON_DISK_PREFIX}
+    payloads = [session.tier.read(0, place) for place in held.tolist()]
+    cache, ids = transfer.back(session.cache, 0, payloads, labels)
+    back = cache.tables[0]
+    for name, column in zip(LABELS, labels, strict=True):
+        assert np.asarray(getattr(back, name))[ids].tolist() == column.tolist()
+    assert np.asarray(back.kept)[ids].all()
+
+
+def test_a_load_without_room_in_one_pool_waits_whole():
+    """The windows have room and the history has none: nothing is registered."""
+    session = Tiered(toy.fine())
+    session.store(CHAT[:8], each=True)
+    session.move_out()
+    session.ask([*CHAT[:8], 0])
+    sound = session.cache
+    *windows, history = sound.tables
+    full = dataclasses.replace(history, num_free=history.num_free * 0)
+    tight = dataclasses.replace(sound, tables=(*windows, full))
+    cache, (report,) = session.prefixes.poll(tight)
+    assert (report.stage, report.failed) == (LoadStage.ROOM, False)
+    assert toy.unchanged(tight, cache)
+    session.cache = dataclasses.replace(cache, tables=sound.tables)
+    assert session.poll()[0].ready
+    assert session.answer([*CHAT[:8], 0]).length == 8
+
+
+def test_a_full_tier_keeps_what_a_load_waits_for():
+    some = toy.only_full()
+    session = Tiered(some, budget=grids(some, 3))
+    session.store(P[:8])
+    session.move_out()
+    session.tier.delay(1)
+    load = session.ask([*P[:8], 0])
+    assert session.poll()[0].stage == LoadStage.READ
+    session.store(OTHER[:8])
+    session.move_out()
+    (report,) = session.poll()
+    assert (report.load, report.stage) == (load, LoadStage.REGISTERED)
+    assert session.answer([*P[:8], 0]).length == 8
+    assert session.match([*OTHER[:8], 0]).length == 4
 
 
 def test_a_full_tier_drops_the_longest_unused():

@@ -14,6 +14,7 @@ import hybridcache_jax as hc
 from hybridcache_jax.approximate import bounded
 from hybridcache_jax.codes import Provenance, Reason, Stage, Verdict
 from hybridcache_jax.host_facts import HostFacts
+from hybridcache_jax.prefix_index import Claims
 from hybridcache_jax.testing.audit import exact_claims, violations
 
 PROMPT = [*toy.P, 7]
@@ -173,6 +174,17 @@ def test_a_rewound_approximate_row_stays_approximate():
     session.release(lease)
     assert exact_claims(session.cache, session.prefixes) == []
     assert session.match([*PROMPT, 2]).length <= 12
+
+
+def test_a_bounded_replay_waits_for_no_history():
+    """Windows and history of 12 tokens are claimed, and nothing lies on the device."""
+    model = chain()
+    spec, facts = model.plan.spec, HostFacts(model.plan.spec, model.empty.tables)
+    blocks = tuple(np.arange(12, dtype=np.int32) for _ in spec.pools)
+    claims = Claims(12, 12, -1, (np.array(toy.P, np.int32),), blocks, blocks)
+    plan = hc.PrefixCache(model.plan).cold_plan(PROMPT, model.identity)
+    plan = dataclasses.replace(plan, lost_length=12, claims=claims)
+    assert bounded(spec, facts, plan, 1, 1, hc.CostModel()) is plan
 
 
 def test_models_with_recurrent_layers_have_no_bounded_replay():

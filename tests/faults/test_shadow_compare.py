@@ -14,6 +14,7 @@ import toy
 
 import hybridcache_jax as hc
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.contents import Contents
 from hybridcache_jax.rollout import Scope
 from hybridcache_jax.shadow import compare
 from hybridcache_jax.testing import faults
@@ -233,7 +234,12 @@ def test_hits_of_one_moment_narrow_the_scope_once():
 
 
 def test_from_request_a_producer_falls_to_off():
-    session = toy.Session(toy.three_forms(), policy=hc.ReusePolicy("request"))
+    registry = hc.MemoryRegistry()
+    session = toy.Session(
+        toy.three_forms(),
+        policy=hc.ReusePolicy("request"),
+        metrics=hc.Metrics(registry),
+    )
     prefixes, me = session.prefixes, session.model.identity
     cold = session.acquire(prefixes.cold_plan(PROMPT, me, request="1"))
     session.feed(cold, PROMPT)
@@ -244,6 +250,8 @@ def test_from_request_a_producer_falls_to_off():
     _, report = prefixes.shadow_compare(session.cache, hit, cold)
     assert not report.equal
     assert prefixes.scope(me) is Scope.OFF
+    for name in ("compared", "mismatches"):
+        assert registry.value(f"hybridcache_shadow_{name}_total") == 1
 
 
 def test_only_exact_hits_that_can_run_are_due():
@@ -274,8 +282,15 @@ def test_rows_that_cannot_be_compared_are_refused():
     with pytest.raises(hc.LeaseError, match="do not both hold"):
         compare_rows(session.cache, hit, cold)
     plan = session.prefixes.cold_plan(PROMPT, session.model.identity)
-    for tokens in (PROMPT[:-4], [5, *PROMPT[1 : hit.plan.length]], PROMPT):
-        cold = session.acquire(plan)
+    other = dataclasses.replace(plan, contents=Contents.of([(1, 3, "picture")], 3))
+    point = hit.plan.length
+    for asked, tokens in (
+        (plan, PROMPT[: point - 1]),
+        (plan, [5, *PROMPT[1:point]]),
+        (plan, PROMPT),
+        (other, PROMPT[:point]),
+    ):
+        cold = session.acquire(asked)
         session.feed(cold, tokens)
         with pytest.raises(ValueError, match="run the same"):
             compare_rows(session.cache, hit, cold)

@@ -6,9 +6,26 @@ one by one to a copy and runs the named tests there.
 
 from .blocks import BLOCKS
 from .claims import CLAIMS
+from .deadlines import DEADLINES
 from .leases import LEASES
+from .numbers import NUMBERS
+from .retention import RETENTION
+from .scopes import SCOPES
+from .shadow import SHADOW
 from .steps import STEPS
 from .tiers import TIERS
 from .verdicts import VERDICTS
 
-MUTATIONS = (*BLOCKS, *LEASES, *STEPS, *VERDICTS, *CLAIMS, *TIERS)
+MUTATIONS = (
+    *BLOCKS,
+    *LEASES,
+    *DEADLINES,
+    *STEPS,
+    *VERDICTS,
+    *NUMBERS,
+    *CLAIMS,
+    *RETENTION,
+    *SCOPES,
+    *SHADOW,
+    *TIERS,
+)

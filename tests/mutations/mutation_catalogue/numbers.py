@@ -1,0 +1,78 @@
+"""Mistakes about integer width and about costs."""
+
+from .record import Mutation
+
+_LEASES = "tests/faults/test_leases.py::"
+_WIDTH = "tests/faults/test_k22_integer_width.py::"
+_SCENARIOS = "tests/core/test_scenarios_forms.py::"
+_SOLVER = "tests/core/test_solver.py::"
+
+NUMBERS = (
+    Mutation(
+        "clock-wraps",
+        "state.py",
+        "return jnp.minimum(clock, NEVER - 1) + 1",
+        "return clock + 1",
+        "at its end the clock becomes negative",
+        (_WIDTH + "test_the_clock_stands_still_at_its_end",),
+    ),
+    Mutation(
+        "blocks-past-the-end-not-counted",
+        "capacity.py",
+        "last = plan.max_length + plan.max_chunk + 2 * longest",
+        "last = plan.max_length + plan.max_chunk",
+        "positions of the blocks behind the last token wrap",
+        (_WIDTH + "test_the_last_plan_that_fits_and_the_first_that_does_not",),
+    ),
+    Mutation(
+        "wide-token-ids-wrap",
+        "tokens.py",
+        "if abs(int(ids.min())) > _INT32_MAX or int(ids.max()) > _INT32_MAX:",
+        "if abs(int(ids.min())) > _INT32_MAX:",
+        "a token id beyond int32 becomes another token",
+        ("tests/core/test_identity.py::test_prompts_that_are_none",),
+    ),
+    Mutation(
+        "windows-reach-not-summed",
+        "capacity.py",
+        "reach = sum(layer.local.size for layer in plan.spec.layers if layer.local)",
+        "reach = max((layer.local.size for layer in plan.spec.layers if "
+        "layer.local), default=0)",
+        "replays over stacked windows begin at a wrapped position",
+        (_WIDTH + "test_windows_that_reach_too_far_together_are_refused",),
+    ),
+    Mutation(
+        "deadline-beyond-the-clock",
+        "deadlines.py",
+        "left = NEVER - 1 - int(cache.clock)",
+        "left = NEVER - 1",
+        "a deadline beyond the clock's end wraps",
+        (_LEASES + "test_a_deadline_that_the_clock_does_not_reach_is_refused",),
+    ),
+    Mutation(
+        "bytes-free-of-charge",
+        "cost.py",
+        "return tokens * float(self.seconds_per_token) + nbytes * float(\n"
+        "            self.seconds_per_byte\n"
+        "        )",
+        "return tokens * float(self.seconds_per_token)",
+        "the price of a plan leaves its loads out",
+        (_SCENARIOS + "test_a_plan_names_what_to_load_and_what_it_costs",),
+    ),
+    Mutation(
+        "newest-measurement-swapped",
+        "cost.py",
+        "return (1 - weight) * float(old) + weight * new",
+        "return weight * float(old) + (1 - weight) * new",
+        "one slow load outweighs all before it",
+        (_SOLVER + "test_measurements_fold_into_the_rates",),
+    ),
+    Mutation(
+        "rebuilt-forms-loaded-too",
+        "ways.py",
+        "if lo >= hi or (rebuilt and not rule.exact):",
+        "if lo >= hi:",
+        "a load brings windows that the replay makes anyway",
+        (_SCENARIOS + "test_a_plan_names_what_to_load_and_what_it_costs",),
+    ),
+)
