@@ -6,11 +6,15 @@ import pathlib
 
 import jax
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Compile times make hypothesis' deadlines meaningless; a fixed seed keeps CI's verdict
 # a function of the code alone.
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+# For tests that are meant to fail: the first failure will do.
+settings.register_profile(
+    "unshrunk", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("ci")
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import hybridcache_jax as hc
@@ -159,6 +159,8 @@ def test_equal_policies_are_equal_plans():
     size=st.integers(1, 40),
     prompt=st.integers(1, 80),
 )
+# A prompt on the grid also keeps the point before.
+@example(policy=Retention.ends(), start=3, size=30, prompt=24)
 def test_a_step_ends_where_a_checkpoint_is_kept(policy, start, size, prompt):
     stop = start + size
     end = policy.step_end(start, stop, grid=GRID, prompt=prompt)

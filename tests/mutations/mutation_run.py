@@ -78,7 +78,8 @@ def copied() -> Iterator[Path]:
 def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
     """Runs tests of a copy until one fails: pytest's exit code, and its output."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header"]
-    command += ["-p", "no:cacheprovider", "--rootdir", str(root), "--tb=line", *tests]
+    command += ["-p", "no:cacheprovider", "--rootdir", str(root), "--tb=line"]
+    command += ["--hypothesis-profile=unshrunk", *tests]
     paths = [str(root), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     # Most of the time is XLA's.

@@ -130,10 +130,14 @@ BLOCKS = (
     Mutation(
         "recover-brings-back-dead-weight",
         "eviction.py",
-        "back = jnp.where(begun & table.kept,",
-        "back = jnp.where(begun,",
+        "    back = jnp.where(begun & table.kept, jnp.int32(Stage.SEALED), table.stage)\n"
+        "    gone = begun & ~table.kept\n",
+        "    back = jnp.where(begun, jnp.int32(Stage.SEALED), table.stage)\n"
+        "    gone = begun & False\n",
         "a block that nobody stores comes back and leaks",
-        ("tests/faults/test_k23_eviction.py",),
+        (
+            "tests/core/test_lifecycle.py::test_what_became_dead_weight_while_it_went_does_not_come_back",
+        ),
     ),
     Mutation(
         "dead-weight-freed-under-a-row",

@@ -1,6 +1,6 @@
 """Mistakes about claims: what is stored, and who finds it."""
 
-from .record import FINE, INDEX, MIXED, Mutation
+from .record import FINE, INDEX, PUBLICATION, Mutation
 
 CLAIMS = (
     Mutation(
@@ -9,7 +9,7 @@ CLAIMS = (
         "good = (numbers >= floor) & (numbers < total)",
         "good = (numbers >= 0) & (numbers < total)",
         "what a replay rebuilt inexactly is stored",
-        FINE,
+        PUBLICATION,
     ),
     Mutation(
         "useless-blocks-kept",
@@ -17,7 +17,7 @@ CLAIMS = (
         "            good = good & _of_use(pool, numbers, kept)\n",
         "            pass\n",
         "blocks that no resume point requires are kept",
-        MIXED,
+        PUBLICATION,
     ),
     Mutation(
         "stale-claims-stay",

@@ -32,5 +32,6 @@ LIFECYCLE = ("tests/core/test_lifecycle.py",)
 VALIDATE = ("tests/core/test_validate.py",)
 FORMS = ("tests/core/test_forms.py",)
 INDEX = ("tests/core/test_prefix_index.py",)
+PUBLICATION = ("tests/core/test_publication.py",)
 SOLVER = ("tests/core/test_solver.py::test_replay_extents_by_hand",)
 OUTER = "tests/faults/test_outer_tier.py::"

@@ -1,9 +1,8 @@
 """Mistakes about what retention policies keep, and what that costs."""
 
-from .record import Mutation
+from .record import PUBLICATION, Mutation
 
 _POLICIES = "tests/core/test_retention.py::"
-_RULES = "tests/faults/test_retention_rules.py::"
 
 RETENTION = (
     Mutation(
@@ -39,11 +38,11 @@ RETENTION = (
         (_POLICIES + "test_ends_need_far_fewer_blocks_than_every_block",),
     ),
     Mutation(
-        "blocks-of-a-point-rounded-down",
+        "first-block-of-a-point-not-counted",
         "retention.py",
         "-(-hi // size) - lo // size",
-        "hi // size - lo // size",
-        "a point that ends inside a block is one block short",
+        "-(-hi // size) - -(-lo // size)",
+        "a window that starts inside a block is one block short",
         (_POLICIES + "test_blocks_of_one_point",),
     ),
     Mutation(
@@ -68,7 +67,7 @@ RETENTION = (
         'np.searchsorted(points, first, side="right")',
         'np.searchsorted(points, first, side="left")',
         "a block that no kept point requires is stored",
-        (_RULES + "test_ends_resume_the_same_prompt_a_longer_one_and_the_next_turn",),
+        PUBLICATION,
     ),
     Mutation(
         "unfinished-checkpoints-count",
@@ -76,9 +75,6 @@ RETENTION = (
         "taken = numbers[tables[number].stage[ids] == Stage.SEALED]",
         "taken = numbers",
         "windows are kept beside a checkpoint that is not there",
-        (
-            _RULES + "test_every_plan_is_the_oracles_and_every_state_is_"
-            "cold[recurrent-every 8]",
-        ),
+        PUBLICATION,
     ),
 )

@@ -81,7 +81,7 @@ SCOPES = (
         "pair = (int(token), type(content).__name__, content)",
         "pair = (int(token), type(content).__name__, 0)",
         "one picture is taken for another",
-        (_CONTENTS + "test_b38_another_picture_of_the_same_size",),
+        (_CONTENTS + "test_a_key_that_is_given_again_stands_for_the_new_pair_alone",),
     ),
     Mutation(
         "placeholders-shared-without-content",

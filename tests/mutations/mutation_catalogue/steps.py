@@ -18,7 +18,9 @@ STEPS = (
         "back = cache.plan.held_from(pool.form, view.length)",
         "back = view.length",
         "what a rewind within the margin needs is let go",
-        ("tests/faults/test_fork_and_rewind.py",),
+        (
+            "tests/faults/test_fork_and_rewind.py::test_the_rollback_that_was_planned_is_held_whatever_ran[fine]",
+        ),
     ),
     Mutation(
         "sealed-one-token-early",
