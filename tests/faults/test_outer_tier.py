@@ -573,6 +573,7 @@ def test_b91_what_a_load_reports_is_what_the_next_lookup_finds():
     session.move_out()
     report = session.load(P[:9])
     assert report.load.plan.length == 8
+    assert session.tier.nbytes == 0  # the tier has let go of it
     plan = session.match(P[:9])
     assert (plan.verdict, plan.length, plan.tokens_to_run) == (Verdict.RESUMABLE, 8, 1)
     lease = session.acquire(plan)

@@ -130,7 +130,8 @@ BLOCKS = (
     Mutation(
         "recover-brings-back-dead-weight",
         "eviction.py",
-        "    back = jnp.where(begun & table.kept, jnp.int32(Stage.SEALED), table.stage)\n"
+        "    back = jnp.where(begun & table.kept, jnp.int32(Stage.SEALED), "
+        "table.stage)\n"
         "    gone = begun & ~table.kept\n",
         "    back = jnp.where(begun, jnp.int32(Stage.SEALED), table.stage)\n"
         "    gone = begun & False\n",

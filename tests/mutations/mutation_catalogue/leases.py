@@ -93,7 +93,7 @@ LEASES = (
         "again = (number == last[:, None]) & inside[:, None] & sealed",
         "again = (number < 0) & sealed",
         "a rewound row overwrites a block that others read",
-        MIXED,
+        ("tests/faults/test_fork_and_rewind.py::test_cut_into_a_shared_prefix_the_row_publishes_its_own_tokens",),
     ),
     Mutation(
         "rewound-into-a-replay",

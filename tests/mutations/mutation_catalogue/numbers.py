@@ -47,7 +47,7 @@ NUMBERS = (
         "left = NEVER - 1 - int(cache.clock)",
         "left = NEVER - 1",
         "a deadline beyond the clock's end wraps",
-        (_LEASES + "test_a_deadline_that_the_clock_does_not_reach_is_refused",),
+        (_LEASES + "test_at_its_end_the_clock_stops_and_gives_no_false_alarm",),
     ),
     Mutation(
         "bytes-free-of-charge",
@@ -73,6 +73,6 @@ NUMBERS = (
         "if lo >= hi or (rebuilt and not rule.exact):",
         "if lo >= hi:",
         "a load brings windows that the replay makes anyway",
-        (_SCENARIOS + "test_a_plan_names_what_to_load_and_what_it_costs",),
+        (_SCENARIOS + "test_what_a_replay_rebuilds_is_not_loaded",),
     ),
 )

@@ -86,7 +86,7 @@ STEPS = (
         "where = first[..., None] - halo + jnp.arange(halo + ratio, dtype=jnp.int32)",
         "where = first[..., None] + jnp.arange(halo + ratio, dtype=jnp.int32)",
         "an overlapping entry pools the wrong rows",
-        CSA,
+        ("tests/faults/test_k04_compression_boundary.py::test_b19_the_halo_is_kept_at_the_boundary",),
     ),
     Mutation(
         "replay-pools-again",

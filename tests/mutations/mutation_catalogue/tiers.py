@@ -78,10 +78,7 @@ TIERS = (
         "            self._payloads[pool].pop(place, None)\n",
         "",
         "the tier holds on to memory that nobody counts",
-        (
-            OUTER
-            + "test_any_order_of_saves_loads_and_evictions_gives_cold_states[fine]",
-        ),
+        (OUTER + "test_b91_what_a_load_reports_is_what_the_next_lookup_finds",),
     ),
     Mutation(
         "form-label-forgotten-outside",
