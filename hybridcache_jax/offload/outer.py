@@ -86,7 +86,7 @@ class Outer:
             labels = np.stack(columns)
             epochs = np.asarray(table.epoch)[ids]
             needed = self._needed_places(pool)
-            kept, places = [], []
+            kept, places, stamps = [], [], []
             payloads = self._transfer.out(cache, pool, ids)
             for at, payload in enumerate(payloads):
                 place = self.tier.store(
@@ -98,7 +98,10 @@ class Outer:
                 if place is not None:
                     kept.append(at)
                     places.append(place)
-            self._lead(pool, ids[kept], epochs[kept], self._ids(pool, places))
+                    # A later block may drop this one and take its place.
+                    stamps.append(self.tier.places[pool].epoch[place])
+            new = self._ids(pool, places), np.array(stamps, np.int32)
+            self.index.move(pool, (ids[kept], epochs[kept]), new)
             self._watch.moved_out(pool, len(kept))
 
     def ask(self, plan: ResumePlan, deadline: int | None) -> Load:
@@ -135,13 +138,7 @@ class Outer:
         done = [
             number
             for number, pending in self._pending.items()
-            if pending.registered
-            and pending.load.plan.key == plan.key
-            and pending.load.plan.length <= plan.length
-            and np.array_equal(
-                pending.load.plan.claims.tokens[: pending.load.plan.length],
-                plan.claims.tokens[: pending.load.plan.length],
-            )
+            if pending.registered and _begins_with(plan, pending.load.plan)
         ]
         loaded = np.zeros(plan.start, bool)
         for number in done:
@@ -310,10 +307,6 @@ class Outer:
         held = self.tier.places[pool].stage == Stage.ON_DISK
         self.tier.drop(pool, np.flatnonzero(held & ~named))
 
-    def _lead(self, pool: int, ids, epochs, to) -> None:
-        new = self.tier.places[pool].epoch[self._places(pool, to)]
-        self.index.move(pool, (ids, epochs), (to, new))
-
     def _ids(self, pool: int, places) -> np.ndarray:
         """What claims call places of the tier."""
         return np.asarray(places, np.int32) + np.int32(self.plan.blocks[pool] + 1)
@@ -327,6 +320,17 @@ class Outer:
         for pending in self._waiting():
             needed[pending.places[pool]] = True
         return needed
+
+
+def _begins_with(plan: ResumePlan, other: ResumePlan) -> bool:
+    """Whether a plan reuses all that another one does."""
+    length = other.length
+    return (
+        other.key == plan.key
+        and length <= plan.length
+        and np.array_equal(other.claims.tokens[:length], plan.claims.tokens[:length])
+        and other.contents.before(length) == plan.contents.before(length)
+    )
 
 
 def _keys(pending: Pending, pool: int) -> list[tuple[int, int]]:

@@ -400,6 +400,30 @@ def test_what_a_pending_plan_needs_is_not_evicted():
     assert session.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
 
 
+def test_a_load_for_another_picture_is_not_what_a_lease_protects():
+    """Equal tokens, two pictures: each load is let go by a lease on its own."""
+    session = only_full()
+
+    def match(picture):
+        asked, me = [*P[:8], 0], session.model.identity
+        spans = [(1, 3, picture)]
+        return session.prefixes.match(session.cache, asked, me, contents=spans)
+
+    for picture in "ab":
+        lease = session.acquire(match(picture))
+        session.feed(lease, P[:8])
+        session.release(lease)
+    session.move_out()
+    for picture in "ab":
+        session.prefixes.load(session.cache, match(picture))
+    assert all(report.ready for report in session.poll())
+    lease = session.acquire(match("b"))
+    session.release(lease, publish=False)
+    session.evict(Form.FULL_KV)
+    verdicts = [match(picture).verdict for picture in "ab"]
+    assert verdicts == [Verdict.RESUMABLE, Verdict.NEEDS_IO]
+
+
 @pytest.mark.kind("K16")
 @pytest.mark.outer_tier("K16")
 @settings(max_examples=4)
@@ -663,6 +687,18 @@ def test_a_load_without_room_in_one_pool_waits_whole():
     session.cache = dataclasses.replace(cache, tables=sound.tables)
     assert session.poll()[0].ready
     assert session.answer([*CHAT[:8], 0]).length == 8
+
+
+def test_a_tier_smaller_than_what_moves_out_at_once_mixes_nothing_up():
+    """One place, two blocks of one position: the second one drops the first."""
+    some = toy.only_full()
+    session = Tiered(some, budget=grids(some, 1))
+    for prompt in (P, OTHER):
+        session.store(prompt[:4])
+    session.move_out()
+    assert sorted(session.match([*p[:4], 0]).length for p in (P, OTHER)) == [0, 4]
+    for prompt in (P, OTHER):
+        session.answer([*prompt[:4], 0])
 
 
 def test_a_full_tier_keeps_what_a_load_waits_for():

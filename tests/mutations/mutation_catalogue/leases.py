@@ -1,6 +1,6 @@
 """Mistakes about rows, leases, forks and rewinds."""
 
-from .record import FINE, MIXED, RECURRENT, Mutation
+from .record import FINE, Mutation
 
 LEASES = (
     # Rows and leases.
@@ -93,7 +93,9 @@ LEASES = (
         "again = (number == last[:, None]) & inside[:, None] & sealed",
         "again = (number < 0) & sealed",
         "a rewound row overwrites a block that others read",
-        ("tests/faults/test_fork_and_rewind.py::test_cut_into_a_shared_prefix_the_row_publishes_its_own_tokens",),
+        (
+            "tests/faults/test_fork_and_rewind.py::test_cut_into_a_shared_prefix_the_row_publishes_its_own_tokens",
+        ),
     ),
     Mutation(
         "rewound-into-a-replay",
@@ -117,7 +119,9 @@ LEASES = (
         "taken = jnp.any((number == last[:, None] - 1) & sealed, axis=1)",
         "taken = jnp.any((number == last[:, None]) & sealed, axis=1)",
         "a rewound row goes on from a state of another length",
-        RECURRENT,
+        (
+            "tests/faults/test_fork_and_rewind.py::test_a_recurrent_row_goes_back_to_its_checkpoint_alone",
+        ),
     ),
     Mutation(
         "rewound-row-publishes-old-claims",

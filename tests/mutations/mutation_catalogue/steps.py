@@ -1,6 +1,6 @@
 """Mistakes inside a step: what it writes, pools and reads."""
 
-from .record import CSA, FINE, MIXED, RECURRENT, SPARSE, Mutation
+from .record import CSA, FINE, MIXED, SPARSE, Mutation
 
 STEPS = (
     # Steps.
@@ -53,7 +53,9 @@ STEPS = (
         "nowhere)",
         "return jnp.where(real, blocks, nowhere)",
         "a replay overwrites exact entries by inexact ones",
-        CSA,
+        (
+            "tests/faults/test_replay_extent.py::test_either_form_alone_needs_the_whole_replay",
+        ),
     ),
     Mutation(
         "one-token-beyond-the-prompt-is-known",
@@ -86,7 +88,9 @@ STEPS = (
         "where = first[..., None] - halo + jnp.arange(halo + ratio, dtype=jnp.int32)",
         "where = first[..., None] + jnp.arange(halo + ratio, dtype=jnp.int32)",
         "an overlapping entry pools the wrong rows",
-        ("tests/faults/test_k04_compression_boundary.py::test_b19_the_halo_is_kept_at_the_boundary",),
+        (
+            "tests/faults/test_k04_compression_boundary.py::test_b19_the_halo_is_kept_at_the_boundary",
+        ),
     ),
     Mutation(
         "replay-pools-again",
@@ -94,7 +98,9 @@ STEPS = (
         "fresh = closes & (first >= step.held[:, number, None])",
         "fresh = closes",
         "a replay overwrites held entries by pools of inexact rows",
-        CSA,
+        (
+            "tests/faults/test_replay_extent.py::test_either_form_alone_needs_the_whole_replay",
+        ),
     ),
     Mutation(
         "open-unit-always-read",
@@ -110,7 +116,9 @@ STEPS = (
         "before = step.positions[:, 0] - 1",
         "before = step.positions[:, 0] - 2",
         "a state is read from the block of the token before",
-        RECURRENT,
+        (
+            "tests/faults/test_fork_and_rewind.py::test_a_fork_past_an_unfinished_state_leaves_no_block_behind",
+        ),
     ),
     Mutation(
         "offset-of-the-next-entry",
