@@ -1,6 +1,6 @@
 """Mistakes inside a step: what it writes, pools and reads."""
 
-from .record import CSA, FINE, MIXED, SPARSE, Mutation
+from .record import FINE, MIXED, Mutation
 
 STEPS = (
     # Steps.
@@ -75,12 +75,14 @@ STEPS = (
     ),
     # Reading and pooling.
     Mutation(
-        "pooled-too-early",
+        "pooled-too-late",
         "compress.py",
         "closes = first + ratio <= step.end[:, None]",
-        "closes = first + ratio <= step.end[:, None] + 1",
-        "an entry is made before its last row is there",
-        CSA,
+        "closes = first + ratio < step.end[:, None]",
+        "an entry is missing for the token that completes it",
+        (
+            "tests/faults/test_k04_compression_boundary.py::test_b18_each_row_of_a_batch_compresses_by_its_own_length",
+        ),
     ),
     Mutation(
         "pooled-without-the-halo",
@@ -108,7 +110,9 @@ STEPS = (
         "own = jnp.where((step.positions + 1) % unit != 0, step.positions // unit, -1)",
         "own = step.positions // unit",
         "the unit of the query is read twice where it is complete",
-        SPARSE,
+        (
+            "tests/faults/test_k04_compression_boundary.py::test_entries_and_tails_are_those_of_a_cold_run[sparse]",
+        ),
     ),
     Mutation(
         "state-of-one-token-earlier",
@@ -126,6 +130,6 @@ STEPS = (
         "offset = positions % pool.block_tokens // pool.entry_tokens",
         "offset = (positions + 1) % pool.block_tokens // pool.entry_tokens",
         "single entries are read from the place beside",
-        CSA,
+        ("tests/core/test_gather.py",),
     ),
 )

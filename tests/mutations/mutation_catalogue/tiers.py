@@ -152,4 +152,20 @@ TIERS = (
         "a full tier drops what was stored last",
         (OUTER + "test_a_full_tier_drops_the_longest_unused",),
     ),
+    Mutation(
+        "places-claimed-by-a-later-epoch",
+        "offload/outer.py",
+        "new = self._ids(pool, places), np.array(stamps, np.int32)",
+        "new = self._ids(pool, places), self.tier.places[pool].epoch[places]",
+        "the claims of a block that was dropped at once name what took its place",
+        (OUTER + "test_a_tier_smaller_than_what_moves_out_at_once_mixes_nothing_up",),
+    ),
+    Mutation(
+        "loads-of-other-contents-let-go",
+        "offload/outer.py",
+        "        and other.contents.before(length) == plan.contents.before(length)\n",
+        "",
+        "what a load brought for one picture goes when another is leased",
+        (OUTER + "test_a_load_for_another_picture_is_not_what_a_lease_protects",),
+    ),
 )

@@ -1,0 +1,33 @@
+"""Single entries are read from their own place, against plain indexing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import hybridcache_jax as hc
+from hybridcache_jax import Entries, Entry, Form, LayerSpec
+from hybridcache_jax.gather import at_positions
+
+
+def test_every_position_finds_its_entry_in_the_ring():
+    """Blocks of six tokens and of three entries; two columns, block j in j % 2."""
+    row = Entry.kv(1, 1)
+    spec = hc.CacheSpec.from_layers(
+        [LayerSpec(global_=Entries(row, 2, raw=row))],
+        block_tokens={Form.COMPRESSED_KV: 6, Form.UNCOMPRESSED_TAIL: 2},
+    )
+    (pool,) = (pool for pool in spec.pools if pool.form == Form.COMPRESSED_KV)
+    stored = np.arange(5 * 3, dtype=np.float32).reshape(1, 5, 3, 1)
+    memory = {plane.name: jnp.asarray(stored) for plane in pool.entry.planes}
+    blocks = np.array([[4, 1], [5, 2]], np.int32)  # 5 is past the end
+    positions = np.tile(np.arange(-2, 24, dtype=np.int32), (2, 1))
+    read = jax.jit(at_positions, static_argnums=(0, 2, 5))
+    loaded, there = read(pool, memory, 0, blocks, positions, 5)
+    for line, columns in enumerate(blocks):
+        for place, position in enumerate(positions[line]):
+            block = columns[position // 6 % 2]
+            assert bool(there[line, place]) == (position >= 0 and block < 5)
+            if there[line, place]:
+                for name in memory:
+                    got = float(loaded[name][line, place].item())
+                    assert got == stored[0, block, position % 6 // 2, 0]
