@@ -437,6 +437,19 @@ def test_the_last_of_several_receipts_frees():
     assert sorted(table.free.tolist()) == list(range(SIZE))
 
 
+def test_blocks_that_go_at_once_are_all_free():
+    table = evict(build(*(sealed(kept=True) for _ in range(3))), jnp.int32(3))
+    assert int(table.num_free) == SIZE
+    assert sorted(table.free.tolist()) == list(range(SIZE))
+
+
+def test_dead_weight_stays_while_a_row_reads_it():
+    table = forget(build(sealed(kept=True, pins=1)), np.zeros(SIZE, bool))
+    assert int(table.stage[0]) == Stage.SEALED
+    table = unpin(table, vector([0]), 1)
+    assert int(table.stage[0]) == Stage.FREE
+
+
 def test_an_unfinished_block_is_freed_even_if_marked():
     table = build(Block(stage=Stage.WRITING, form=Form.SWA_WINDOW, pins=1, kept=True))
     table = unpin(table, vector([0]), 1)

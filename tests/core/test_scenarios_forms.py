@@ -576,21 +576,6 @@ def test_a_plan_names_what_to_load_and_what_it_costs():
     assert not plan.checkpoint_would_help
 
 
-def test_what_a_replay_rebuilds_is_not_loaded():
-    """The window is lost from 4 on: its block before that stays where it is."""
-    spec = CacheSpec.from_layers([FULL, window(6)], block_tokens=4)
-    store = Store.of(spec, P)
-    for pool, blocks in ((0, (1, 2)), (1, (0,))):
-        for block in blocks:
-            store.tables[pool].form[store.block(pool, block)] = int(Form.ON_DISK_PREFIX)
-    for block in (1, 2):
-        store.lose(1, block)
-    plan = store.match((*P, 7), cost=CostModel(0.5, 0.0))
-    assert (plan.verdict, plan.start, plan.length) == (Verdict.NEEDS_IO, 7, 12)
-    assert [blocks.tolist() for blocks in plan.loads] == [[1, 2], []]
-    assert plan.bytes_to_load == 2 * spec.pools[0].block_bytes
-
-
 def test_a_plan_says_which_form_limits_the_history():
     spec = CacheSpec.from_layers([*MIXTURES["v3.2"], window(3)], block_tokens=4)
     store = Store.of(spec, P)

@@ -1,6 +1,6 @@
 """Mistakes about blocks: how they come, stay and leave."""
 
-from .record import FINE, LIFECYCLE, Mutation
+from .record import LIFECYCLE, Mutation
 
 BLOCKS = (
     # Blocks.
@@ -36,7 +36,9 @@ BLOCKS = (
         "        form=put(table.form, ids, Form.NONE),\n",
         "",
         "a free block carries the label of a form",
-        FINE,
+        (
+            "tests/core/test_lifecycle.py::test_freeing_clears_the_label_and_moves_the_epoch",
+        ),
     ),
     Mutation(
         "keep-mark-not-cleared",
@@ -52,7 +54,9 @@ BLOCKS = (
         "        first=put(table.first, ids, -1),\n",
         "",
         "a free block still has a position",
-        FINE,
+        (
+            "tests/core/test_lifecycle.py::test_freeing_clears_the_label_and_moves_the_epoch",
+        ),
     ),
     Mutation(
         "allocated-without-a-pin",
@@ -60,7 +64,9 @@ BLOCKS = (
         "Stage.WRITING, 1, clock, **labels)",
         "Stage.WRITING, 0, clock, **labels)",
         "the block a row writes is pinned by nobody",
-        FINE,
+        (
+            "tests/core/test_lifecycle.py::test_any_history_of_transitions_agrees_with_the_model",
+        ),
     ),
     Mutation(
         "pin-missing",
@@ -68,7 +74,9 @@ BLOCKS = (
         "pins=add(table.pins, ids, 1),",
         "pins=table.pins,",
         "what a lease reads may be evicted",
-        FINE,
+        (
+            "tests/core/test_lifecycle.py::test_any_history_of_transitions_agrees_with_the_model",
+        ),
     ),
     Mutation(
         "pin-not-returned",
@@ -76,7 +84,7 @@ BLOCKS = (
         "pins=add(table.pins, ids, -1), used",
         "pins=table.pins, used",
         "a released block is never free again",
-        FINE,
+        ("tests/core/test_lifecycle.py::test_the_last_of_several_receipts_frees",),
     ),
     Mutation(
         "unstored-blocks-stay",
@@ -84,7 +92,7 @@ BLOCKS = (
         "    stored = get(table.kept, ids, True) & (",
         "    stored = (",
         "a sealed block that nobody stores leaks",
-        FINE,
+        ("tests/core/test_lifecycle.py::test_the_last_of_several_receipts_frees",),
     ),
     Mutation(
         "unfinished-blocks-are-kept",
@@ -100,7 +108,9 @@ BLOCKS = (
         "return (table.stage == Stage.SEALED) & table.kept & (table.pins == 0)",
         "return (table.stage == Stage.SEALED) & table.kept",
         "what a row reads is evicted",
-        FINE,
+        (
+            "tests/core/test_lifecycle.py::test_what_is_pinned_unfinished_or_not_stored_is_never_evicted",
+        ),
     ),
     Mutation(
         "free-stack-overwritten",
@@ -108,7 +118,7 @@ BLOCKS = (
         "place = jnp.where(valid, table.num_free + rank, size)",
         "place = jnp.where(valid, table.num_free, size)",
         "of several blocks freed at once all but one are lost",
-        FINE,
+        ("tests/core/test_lifecycle.py::test_blocks_that_go_at_once_are_all_free",),
     ),
     # Eviction.
     Mutation(
@@ -117,7 +127,9 @@ BLOCKS = (
         "(jnp.arange(order.shape[0]) < count)",
         "(jnp.arange(order.shape[0]) <= count)",
         "an eviction takes one more than was asked for",
-        FINE,
+        (
+            "tests/core/test_lifecycle.py::test_the_oldest_goes_first_and_among_equals_the_deepest",
+        ),
     ),
     Mutation(
         "beginning-evicted-before-end",
@@ -146,6 +158,6 @@ BLOCKS = (
         "gone = dead & (table.stage == Stage.SEALED) & (table.pins == 0)",
         "gone = dead & (table.stage == Stage.SEALED)",
         "a row's block is given away while it reads it",
-        FINE,
+        ("tests/core/test_lifecycle.py::test_dead_weight_stays_while_a_row_reads_it",),
     ),
 )

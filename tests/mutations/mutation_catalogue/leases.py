@@ -10,7 +10,7 @@ LEASES = (
         "good = view.live & (view.ticket == tickets)",
         "good = view.live",
         "a void receipt runs the row of somebody else",
-        FINE,
+        ("tests/faults/test_leases.py::test_only_a_lease_that_holds_is_renewed",),
     ),
     Mutation(
         "replay-start-forgotten-in-the-check",
@@ -34,7 +34,7 @@ LEASES = (
         "status = rowlib.check(pinned, row[None], ticket[None])[0]",
         "status = jnp.int32(0)",
         "a plan whose blocks are gone is admitted",
-        FINE,
+        ("tests/faults/test_written_again.py",),
     ),
     Mutation(
         "first-window-block-not-pinned",
@@ -66,7 +66,9 @@ LEASES = (
         "known=np.array(plan.length, np.int32)",
         "known=np.array(plan.start, np.int32)",
         "a replay of other tokens reads entries of the old ones",
-        FINE,
+        (
+            "tests/faults/test_replayed_tokens.py::test_another_token_below_the_resume_point_does_not_run",
+        ),
     ),
     Mutation(
         "released-by-any-receipt",
@@ -85,7 +87,9 @@ LEASES = (
         "        table = lifecycle.pin(table, shared, clock)\n",
         "",
         "two rows share blocks that one pin holds",
-        FINE,
+        (
+            "tests/faults/test_leases.py::test_exactly_the_leases_whose_time_is_over_are_named",
+        ),
     ),
     Mutation(
         "finished-block-written-again-in-place",
@@ -111,7 +115,9 @@ LEASES = (
         "gone = number * pool.block_tokens >= length",
         "gone = number * pool.block_tokens > length",
         "the block behind the cut stays with the row",
-        FINE,
+        (
+            "tests/faults/test_fork_and_rewind.py::test_b13_keep_none_drop_none_drop_too_many",
+        ),
     ),
     Mutation(
         "state-of-the-block-after",

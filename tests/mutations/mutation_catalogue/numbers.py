@@ -73,6 +73,6 @@ NUMBERS = (
         "if lo >= hi or (rebuilt and not rule.exact):",
         "if lo >= hi:",
         "a load brings windows that the replay makes anyway",
-        (_SCENARIOS + "test_what_a_replay_rebuilds_is_not_loaded",),
+        ("tests/core/test_ways.py::test_what_a_replay_rebuilds_is_not_loaded",),
     ),
 )

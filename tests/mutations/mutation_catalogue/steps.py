@@ -36,7 +36,9 @@ STEPS = (
         "ahead = number * size < (view.length + inputs.counts)[:, None]",
         "ahead = number * size <= (view.length + inputs.counts)[:, None]",
         "a row takes a block that it does not write",
-        FINE,
+        (
+            "tests/faults/test_fork_and_rewind.py::test_a_row_alone_needs_no_free_block_to_go_back",
+        ),
     ),
     Mutation(
         "granted-beyond-what-is-free",
@@ -44,7 +46,7 @@ STEPS = (
         "fits = jnp.all(need <= left)",
         "fits = jnp.any(need <= left)",
         "a row runs without the blocks it needs",
-        FINE,
+        ("tests/faults/test_lease_faults.py::test_without_room_a_row_stays_as_it_was",),
     ),
     Mutation(
         "held-entries-overwritten",
@@ -63,7 +65,9 @@ STEPS = (
         "again = real & (positions < known[:, None])",
         "again = real & (positions <= known[:, None])",
         "the first new token of a resumed row is refused",
-        FINE,
+        (
+            "tests/faults/test_replayed_tokens.py::test_behind_the_resume_point_any_token_runs",
+        ),
     ),
     Mutation(
         "one-token-short-of-max-length",
@@ -71,7 +75,9 @@ STEPS = (
         "(length + counts > cache.plan.max_length, Status.TOO_LONG)",
         "(length + counts >= cache.plan.max_length, Status.TOO_LONG)",
         "the last token that fits is refused",
-        FINE,
+        (
+            "tests/faults/test_fork_and_rewind.py::test_a_row_alone_needs_no_free_block_to_go_back",
+        ),
     ),
     # Reading and pooling.
     Mutation(
