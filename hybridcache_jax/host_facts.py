@@ -68,10 +68,11 @@ class HostFacts:
         table = self._tables[pool]
         # As NumPy indexes, so that not every column converts them again.
         ids = ids.astype(np.intp)
+        good = readable(table, ids, epochs, first=first, **claim)
         found = np.zeros(len(ids), np.int32)
-        bad = np.flatnonzero(~readable(table, ids, epochs, first=first, **claim))
-        if not len(bad):
+        if good.all():
             return found
+        bad = np.flatnonzero(~good)
         found[bad] = facts(table, ids[bad], epochs[bad], first=first[bad], **claim)
         if self._places is not None:
             place = ids[bad] - (len(table.stage) + 1)

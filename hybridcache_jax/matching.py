@@ -4,24 +4,20 @@ The order is that of the validation layers: is anything claimed at all, is the p
 legal, do facts and claims agree, what does every form require, what is cheapest.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
+from hybridcache_jax.claims import Claims, no_claims
 from hybridcache_jax.codes import Provenance, Reason, Verdict
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
 from hybridcache_jax.host_facts import HostFacts
-from hybridcache_jax.prefix_index import Claims, PrefixIndex, no_claims
-from hybridcache_jax.resume import Holdings, Solution, solve
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.resume import Holdings, Solution, ready_at, solve
 from hybridcache_jax.resume_plan import FormReport, ResumePlan
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.ways import blocks_to_load, proved_ways
-
-# Points that are tried before all of them.
-_NEAR = 256
 
 
 def make_plan(
@@ -52,15 +48,24 @@ def make_plan(
     last = min(claims.length, max(len(tokens) - 1, 0))
     points = np.arange(0, last + 1, spec.grid, dtype=np.int32)
 
-    def look(point: int) -> list[np.ndarray]:
-        return [
-            _reasons(number, pool, point, claims, facts, version, key.provenance)
-            for number, pool in enumerate(spec.pools)
-        ]
+    def look(number: int, point: int) -> np.ndarray:
+        pool = spec.pools[number]
+        return _reasons(number, pool, point, claims, facts, version, key.provenance)
 
-    points, reasons, solution = _solve(spec, points, len(tokens), look, cost)
     claimed = int(points[-1])
-    reports = _reports(spec, solution, reasons, claimed)
+    reasons = [look(number, claimed) for number in range(len(spec.pools))]
+    reports = _reports(spec, reasons, claimed)
+    if all(report.held for report in reports):
+        # It loads nothing and starts last: whatever loads and tokens cost, nothing is
+        # better.
+        solution = ready_at(spec, points[-1])
+    else:
+        # What grows with the history was looked at from its first block on.
+        reasons = [
+            each if RULES[pool.form].grows else look(number, 0)
+            for number, (pool, each) in enumerate(zip(spec.pools, reasons, strict=True))
+        ]
+        solution = _solve(spec, points, len(tokens), reasons, cost)
     reason, changed = _reason(index, tokens, contents, key, spec.grid, claimed, reports)
     ways = proved_ways(spec, solution, reasons, len(tokens), cost)
     verdict = Verdict(int(solution.verdict))
@@ -161,47 +166,32 @@ def _solve(
     spec: CacheSpec,
     points: np.ndarray,
     num_tokens: int,
-    look: Callable[[int], list[np.ndarray]],
+    reasons: list[np.ndarray],
     cost: CostModel,
-) -> tuple[np.ndarray, list[np.ndarray], Solution]:
-    """Solves the deepest points first: if the very deepest is ready, nothing is better.
-
-    It loads nothing and starts last, so that holds whatever loads and tokens cost.
+) -> Solution:
+    """Solves all points.
 
     Args:
       spec: pools and layers.
       points: ``[K]`` int32 candidates.
       num_tokens: length of the prompt.
-      look: gives, for a point, the reasons of all claims that it or a later one needs.
+      reasons: per pool, ``[N]`` int32 ``Reason`` of each claim.
       cost: rates.
-
-    Returns:
-      The points that were solved, the reasons they were solved by, and the solution.
     """
-
-    def answer(points):
-        reasons = look(int(points[0]))
-        # Plain ints: NumPy compares with an enum's member in 64 bits.
-        here = [reason == int(Reason.OK) for reason in reasons]
-        outer = [reason == int(Reason.IN_OUTER_TIER) for reason in reasons]
-        away = outer if any(part.any() for part in outer) else None
-        checkpoints, checkpoints_away = _checkpoints(spec, here, away)
-        solution = solve(
-            spec,
-            points,
-            np.int32(num_tokens),
-            _holdings(spec, here, away, points),
-            checkpoints=checkpoints,
-            checkpoints_away=checkpoints_away,
-            cost=cost,
-        )
-        return points, reasons, solution
-
-    deepest = points[-_NEAR:]
-    solved = answer(deepest)
-    if solved[-1].device_point == deepest[-1] or len(deepest) == len(points):
-        return solved
-    return answer(points)
+    # Plain ints: NumPy compares with an enum's member in 64 bits.
+    here = [reason == int(Reason.OK) for reason in reasons]
+    outer = [reason == int(Reason.IN_OUTER_TIER) for reason in reasons]
+    away = outer if any(part.any() for part in outer) else None
+    checkpoints, checkpoints_away = _checkpoints(spec, here, away)
+    return solve(
+        spec,
+        points,
+        np.int32(num_tokens),
+        _holdings(spec, here, away, points),
+        checkpoints=checkpoints,
+        checkpoints_away=checkpoints_away,
+        cost=cost,
+    )
 
 
 def _holdings(
@@ -229,24 +219,9 @@ def _holdings(
         return tuple(held)
 
     if away is None:
-        skipped = [
-            _known(pool, good, int(points[0]))
-            for pool, good in zip(spec.pools, here, strict=True)
-        ]
-        rest = [good[known:] for good, known in zip(here, skipped, strict=True)]
-        return Holdings(covered(rest), skipped=tuple(skipped))
+        return Holdings(covered(here))
     anywhere = [good | outer for good, outer in zip(here, away, strict=True)]
     return Holdings(covered(here), covered(anywhere))
-
-
-def _known(pool: PoolSpec, good: np.ndarray, point: int) -> int:
-    """How many leading blocks need no further look for points from ``point`` on."""
-    if RULES[pool.form].exact:
-        return 0
-    if not RULES[pool.form].grows:
-        return _first_needed(pool, point)
-    before = point // pool.block_tokens
-    return before if good[:before].all() else 0
 
 
 def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -292,31 +267,29 @@ def _checkpoints(
 
 
 def _reports(
-    spec: CacheSpec,
-    solution: Solution,
-    reasons: list[np.ndarray],
-    point: int,
+    spec: CacheSpec, reasons: list[np.ndarray], point: int
 ) -> tuple[FormReport, ...]:
-    """Per pool, what resuming at ``point``, the last that was solved, lacks."""
+    """Per pool, what resuming at ``point``, the deepest that is claimed, lacks."""
     reports = []
-    for number, pool in enumerate(spec.pools):
+    for pool, each in zip(spec.pools, reasons, strict=True):
         lo, hi = (int(x) for x in required(pool.form, pool.geometry, point))
         found, loadable = max(hi - lo, 0), 0
         reason, position, remedy = Reason.OK, -1, RULES[pool.form].remedy
-        if not solution.per_pool[number, -1]:
-            size = pool.block_tokens
-            blocks = np.arange(lo // size, -(-hi // size))
-            why = reasons[number][blocks]
-            amount = np.minimum(hi, (blocks + 1) * size) - np.maximum(lo, blocks * size)
-            found = int(amount[why == Reason.OK].sum())
+        size = pool.block_tokens
+        first, last = lo // size, -(-hi // size)
+        why = each[first:last] if lo < hi else each[:0]
+        bad = why != int(Reason.OK)
+        if bad.any():
+            begin = np.arange(first, last) * size
+            amount = np.minimum(hi, begin + size) - np.maximum(lo, begin)
+            found = int(amount[~bad].sum())
             loadable = int(amount[why == Reason.IN_OUTER_TIER].sum())
             # What cannot be loaded decides; only where all can does loading help.
-            bad = (why != Reason.OK) & (why != Reason.IN_OUTER_TIER)
-            if not bad.any():
-                bad, remedy = why != Reason.OK, Remedy.LOAD
+            lost = bad & (why != Reason.IN_OUTER_TIER)
+            bad, remedy = (lost, remedy) if lost.any() else (bad, Remedy.LOAD)
             worst = int(np.argmax(bad))
             reason = Reason(int(why[worst]))
-            position = max(lo, int(blocks[worst]) * size)
+            position = max(lo, int(begin[worst]))
         reports.append(
             FormReport(
                 pool=pool.name,

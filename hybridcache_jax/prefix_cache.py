@@ -13,12 +13,12 @@ import numpy as np
 
 from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.approximate import bounded, marked
+from hybridcache_jax.claims import NOTHING
 from hybridcache_jax.contents import Contents, Span
 from hybridcache_jax.forms import Form
 from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.matching import make_cold_plan, make_plan
-from hybridcache_jax.prefix_index import NOTHING
 from hybridcache_jax.prefix_leases import LeaseMethods
 from hybridcache_jax.prefix_room import RoomMethods
 from hybridcache_jax.prefix_sequences import SequenceMethods

@@ -6,73 +6,19 @@ grid, so that every cut is a resume point.  The index may be stale: nothing read
 its word, every claim is checked against the facts before use.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
-from hybridcache_jax.contents import ContentId, ContentKeys, Contents
+from hybridcache_jax.claims import NOTHING, Claims, Holds, Node, Sizes, join
+from hybridcache_jax.contents import ContentKeys, Contents
+from hybridcache_jax.index_pruning import Pruning
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 
-
-@dataclasses.dataclass(frozen=True)
-class Claims:
-    """What the index says about one prompt.
-
-    Attributes:
-      length: tokens claimed, a multiple of the grid.
-      shared: tokens that the prompt and the deepest stored prefix have in common,
-        not rounded to the grid.
-      stored_token: what the store has at position ``shared``, where the prompt goes
-        another way or ends; -1 if it has nothing there.
-      edges: parts of the claimed prefix, in order; :attr:`tokens` joins them.
-      blocks: per pool, ``[length // block_tokens]`` int32 ids; ``NOTHING`` for none.
-      epochs: per pool, epochs the blocks were claimed with.
-      stored_content: content id of the stored token; None where it has none.
-    """
-
-    length: int
-    shared: int
-    stored_token: int
-    edges: tuple[np.ndarray, ...]
-    blocks: tuple[np.ndarray, ...]
-    epochs: tuple[np.ndarray, ...]
-    stored_content: ContentId | None = None
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """``[length]`` int32, the claimed prefix."""
-        return _join(self.edges)
-
-
-# An id that no pool has: nothing is claimed here.
-NOTHING = np.int32(np.iinfo(np.int32).max)
-
-# (pool, ids, epochs, first positions), arrays of equal length, to a bool array.
-Holds = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-
-
 # Tokens from which on a leaf is not made longer but gets a child.
 _LONG_EDGE = 8192
-
-
-@dataclasses.dataclass
-class _Node:
-    """One edge of the tree and what is claimed for its tokens."""
-
-    tokens: np.ndarray
-    blocks: tuple[np.ndarray, ...]
-    epochs: tuple[np.ndarray, ...]
-    # What is compared where some tokens have content; None where the ids are.
-    content_keys: np.ndarray | None = None
-    children: dict[bytes, "_Node"] = dataclasses.field(default_factory=dict)
-
-    @property
-    def ids(self) -> np.ndarray:
-        """What a prompt is compared with."""
-        return self.tokens if self.content_keys is None else self.content_keys
 
 
 class PrefixIndex:
@@ -86,8 +32,8 @@ class PrefixIndex:
           placeholders: token ids that are equal to nothing where they have no content.
         """
         self._grid = spec.grid
-        self._sizes = tuple(pool.block_tokens for pool in spec.pools)
-        self._roots: dict[Key, dict[bytes, _Node]] = {}
+        self._sizes = Sizes(spec)
+        self._roots: dict[Key, dict[bytes, Node]] = {}
         self._content_keys = ContentKeys(placeholders)
 
     @property
@@ -99,11 +45,7 @@ class PrefixIndex:
     def nbytes(self) -> int:
         """Bytes of token ids, claims and keys; Python's own overhead not counted."""
         return sum(
-            node.tokens.nbytes
-            + (0 if node.content_keys is None else node.content_keys.nbytes)
-            + sum(ids.nbytes for ids in (*node.blocks, *node.epochs))
-            + self._grid * node.tokens.itemsize
-            for node in self._nodes()
+            node.nbytes + self._grid * node.tokens.itemsize for node in self._nodes()
         )
 
     def stored_keys(self) -> tuple[Key, ...]:
@@ -117,8 +59,9 @@ class PrefixIndex:
             while stack:
                 node = stack.pop()
                 stack.extend(node.children.values())
-                for pool, ids in enumerate(node.blocks):
-                    yield key, pool, ids, node.epochs[pool]
+                for pool in range(len(self._sizes.tokens)):
+                    ids, epochs = self._sizes.of(node.claimed, pool)
+                    yield key, pool, ids, epochs
 
     def drop(self, doomed: Callable[[Key], bool]) -> None:
         """Takes back every claim of some keys; their blocks become dead weight."""
@@ -181,10 +124,14 @@ class PrefixIndex:
         """
         own = np.array(tokens, np.int32)
         ids = self._content_keys.stored(own, contents)
-        fresh = _Node(
+        fresh = Node(
             own,
-            tuple(np.asarray(ids, np.int32) for ids in blocks),
-            tuple(np.asarray(seen, np.int32) for seen in epochs),
+            tuple(
+                np.array(
+                    [[each[n] for n in pools] for each in (blocks, epochs)], np.int32
+                )
+                for _, pools in self._sizes.groups
+            ),
             None if ids is own else ids,
         )
         children = self._roots.setdefault(key, {})
@@ -193,7 +140,7 @@ class PrefixIndex:
             unit = self._unit(fresh.ids, at)
             node = children.get(unit)
             if node is None:
-                self._grow(path, children, unit, self._slice(fresh, at, total))
+                self._grow(path, children, unit, fresh.part(at, total, self._sizes))
                 break
             same = _common(node.ids, fresh.ids[at:])
             whole = same - same % self._grid
@@ -205,7 +152,7 @@ class PrefixIndex:
         self._refresh(path, fresh, holds)
         if self._content_keys.full:
             named = [node.content_keys for node in self._nodes()]
-            self._content_keys.keep(_join([k for k in named if k is not None]))
+            self._content_keys.keep(join([k for k in named if k is not None]))
 
     def prune(
         self, holds_for: Callable[[Key], Holds], essential: Sequence[int]
@@ -222,13 +169,13 @@ class PrefixIndex:
         Returns:
           Per pool, ``[n]`` int32 ids of which a claim that is true is left.
         """
-        left: list[list[np.ndarray]] = [[] for _ in self._sizes]
+        left: list[list[np.ndarray]] = [[] for _ in self._sizes.tokens]
         for key in list(self._roots):
-            holds = holds_for(key)
-            self._prune_below(self._roots[key], 0, holds, essential, left)
+            pruning = self._pruning(holds_for(key))
+            pruning.prune(self._roots[key], essential, left)
             if not self._roots[key]:
                 del self._roots[key]
-        return tuple(map(_join, left))
+        return tuple(map(join, left))
 
     def shed(
         self,
@@ -244,29 +191,14 @@ class PrefixIndex:
           used: per pool, ``[P]`` int32, when each block was last in use.
         """
         while self.stored_tokens > most:
-            *_, children, unit = min(self._ends(holds_for, used), key=lambda e: e[:2])
+            ends = (
+                end
+                for key, root in self._roots.items()
+                for end in self._pruning(holds_for(key)).ends(root, used)
+            )
+            *_, children, unit = min(ends, key=lambda end: end[:2])
             del children[unit]
         self._roots = {key: root for key, root in self._roots.items() if root}
-
-    def _ends(self, holds_for, used):
-        """Yields each leaf: its age, less its position, and where it hangs."""
-        for key, root in self._roots.items():
-            holds = holds_for(key)
-            stack = [(0, root)]
-            while stack:
-                at, children = stack.pop()
-                for unit, node in children.items():
-                    below = at + len(node.tokens)
-                    if node.children:
-                        stack.append((below, node.children))
-                        continue
-                    ages = [
-                        used[pool][ids[self._good(pool, ids, seen, at, holds)]]
-                        for pool, (ids, seen) in enumerate(
-                            zip(node.blocks, node.epochs, strict=True)
-                        )
-                    ]
-                    yield int(_join(ages).max(initial=-1)), -below, children, unit
 
     def move(
         self,
@@ -286,66 +218,25 @@ class PrefixIndex:
         order = np.argsort(old[0])
         ids, epochs = old[0][order], old[1][order]
         for node in self._nodes():
-            claimed, seen = node.blocks[pool], node.epochs[pool]
+            claimed, seen = self._sizes.of(node.claimed, pool)
             place = np.searchsorted(ids, claimed)
             inside = np.minimum(place, len(ids) - 1)
             moved = (ids[inside] == claimed) & (epochs[inside] == seen)
             if moved.any():
                 to = order[inside]
-                claimed = np.where(moved, new[0][to], claimed)
-                seen = np.where(moved, new[1][to], seen)
-                node.blocks = _replaced(node.blocks, pool, claimed)
-                node.epochs = _replaced(node.epochs, pool, seen)
+                claimed[:] = np.where(moved, new[0][to], claimed)
+                seen[:] = np.where(moved, new[1][to], seen)
 
-    def _prune_below(self, children, at, holds, essential, left) -> None:
-        """Prunes a subtree and adds to ``left``, per pool, the blocks that stay."""
-        for unit, node in list(children.items()):
-            length = len(node.tokens)
-            good = [
-                self._good(pool, ids, seen, at, holds)
-                for pool, (ids, seen) in enumerate(
-                    zip(node.blocks, node.epochs, strict=True)
-                )
-            ]
-            for pool in essential:
-                if not good[pool].all():
-                    hole = int(np.argmin(good[pool])) * self._sizes[pool]
-                    length = min(length, hole - hole % self._grid)
-            if length == len(node.tokens):
-                self._prune_below(node.children, at + length, holds, essential, left)
-                if not essential and not node.children:
-                    length = self._held_end(good)
-            if length == 0:
-                del children[unit]
-            elif length < len(node.tokens):
-                node = children[unit] = self._slice(node, 0, length)
-            for pool, size in enumerate(self._sizes):
-                ids = node.blocks[pool][: length // size]
-                left[pool].append(ids[good[pool][: length // size]])
-
-    def _held_end(self, good: Sequence[np.ndarray]) -> int:
-        """Whole grid units of a node up to the last claim that is still true."""
-        last = 0
-        for held, size in zip(good, self._sizes, strict=True):
-            if held.any():
-                last = max(last, (int(np.flatnonzero(held)[-1]) + 1) * size)
-        return last + -last % self._grid
-
-    def _good(self, pool: int, ids, epochs, at: int, holds: Holds) -> np.ndarray:
-        """Which claims of consecutive blocks from position ``at`` on still hold."""
-        first = at + np.arange(len(ids), dtype=np.int32) * np.int32(self._sizes[pool])
-        return holds(pool, ids, epochs, first)
-
-    def _split(self, children, unit, node: _Node, length: int) -> _Node:
+    def _split(self, children, unit, node: Node, length: int) -> Node:
         """Cuts a node in two on the grid; returns the upper part."""
-        upper = self._slice(node, 0, length)
-        lower = self._slice(node, length, len(node.tokens))
+        upper = node.part(0, length, self._sizes)
+        lower = node.part(length, len(node.tokens), self._sizes)
         lower.children = node.children
         upper.children[self._unit(lower.ids, 0)] = lower
         children[unit] = upper
         return upper
 
-    def _grow(self, path, children, unit: bytes, rest: _Node) -> None:
+    def _grow(self, path, children, unit: bytes, rest: Node) -> None:
         """Adds what is new behind a path: a short leaf is made longer.
 
         A long prompt arrives chunk by chunk; one node per chunk would make every
@@ -355,63 +246,41 @@ class PrefixIndex:
         if leaf is None or leaf.children or len(leaf.tokens) >= _LONG_EDGE:
             children[unit] = rest
             return
-        if leaf.content_keys is not None or rest.content_keys is not None:
-            leaf.content_keys = _join([leaf.ids, rest.ids])
-        leaf.tokens = _join([leaf.tokens, rest.tokens])
-        leaf.blocks = tuple(map(_join, zip(leaf.blocks, rest.blocks, strict=True)))
-        leaf.epochs = tuple(map(_join, zip(leaf.epochs, rest.epochs, strict=True)))
+        leaf.extend(rest, self._sizes)
 
-    def _refresh(self, path: list[_Node], fresh: _Node, holds: Holds) -> None:
+    def _refresh(self, path: list[Node], fresh: Node, holds: Holds) -> None:
         """Replaces the claims along a path that no longer hold."""
-        for pool in range(len(self._sizes)):
-            ids = _join([node.blocks[pool] for node in path])
-            seen = _join([node.epochs[pool] for node in path])
-            good = self._good(pool, ids, seen, 0, holds)
+        pruning, claimed = self._pruning(holds), self._sizes.joined(path)
+        for pool, size in enumerate(self._sizes.tokens):
+            good = pruning.good(pool, claimed)
             if good.all():
                 continue
-            new, stamps = fresh.blocks[pool][: len(ids)], fresh.epochs[pool][: len(ids)]
-            good = good | (new == NOTHING)
-            ids, seen = np.where(good, ids, new), np.where(good, seen, stamps)
+            new = self._sizes.of(fresh.claimed, pool)[:, : len(good)]
+            kept = good | (new[0] == NOTHING)
+            pairs = np.where(kept, self._sizes.of(claimed, pool), new)
             at = 0
             for node in path:
-                end = at + len(node.blocks[pool])
-                node.blocks = _replaced(node.blocks, pool, ids[at:end])
-                node.epochs = _replaced(node.epochs, pool, seen[at:end])
+                end = at + len(node.tokens) // size
+                self._sizes.of(node.claimed, pool)[:] = pairs[:, at:end]
                 at = end
-
-    def _slice(self, node: _Node, start: int, stop: int) -> _Node:
-        # Copies: a part would keep the memory of the whole alive.
-        def cut(arrays):
-            return tuple(
-                array[start // size : stop // size].copy()
-                for array, size in zip(arrays, self._sizes, strict=True)
-            )
-
-        keys = node.content_keys
-        return _Node(
-            node.tokens[start:stop].copy(),
-            cut(node.blocks),
-            cut(node.epochs),
-            None if keys is None else keys[start:stop].copy(),
-        )
 
     def _claims(
         self,
-        path: list[tuple[_Node, int]],
+        path: list[tuple[Node, int]],
         length: int,
         shared: int,
-        parted: tuple[_Node, int] | None,
+        parted: tuple[Node, int] | None,
     ) -> Claims:
         """Joins what is claimed along a path of nodes, each up to a length.
 
         ``parted`` is where the store goes another way: a node and a place in it.
         """
-        blocks, epochs = [], []
-        for pool, size in enumerate(self._sizes):
-            # Only the last node can be claimed in part.
-            count = length // size
-            blocks.append(_join([node.blocks[pool] for node, _ in path])[:count])
-            epochs.append(_join([node.epochs[pool] for node, _ in path])[:count])
+        claimed = self._sizes.joined([node for node, _ in path])
+        # Only the last node can be claimed in part.
+        pairs = [
+            self._sizes.of(claimed, pool)[:, : length // size]
+            for pool, size in enumerate(self._sizes.tokens)
+        ]
         edges = tuple(node.tokens[:n] for node, n in path)
         token, content = -1, None
         if parted is not None:
@@ -419,34 +288,28 @@ class PrefixIndex:
             token = int(node.tokens[place])
             content = self._content_keys.content(int(node.ids[place]))
         return Claims(
-            length, shared, token, edges, tuple(blocks), tuple(epochs), content
+            length=length,
+            shared=shared,
+            stored_token=token,
+            edges=edges,
+            blocks=tuple(ids for ids, _ in pairs),
+            epochs=tuple(epochs for _, epochs in pairs),
+            stored_content=content,
         )
+
+    def _pruning(self, holds: Holds) -> Pruning:
+        return Pruning(self._sizes, self._grid, holds)
 
     def _unit(self, ids: np.ndarray, at: int) -> bytes:
         """The next grid unit's ids themselves: exact, not a hash of them."""
         return ids[at : at + self._grid].tobytes()
 
-    def _nodes(self) -> Iterator[_Node]:
+    def _nodes(self) -> Iterator[Node]:
         stack = [node for root in self._roots.values() for node in root.values()]
         while stack:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-
-def no_claims(spec: CacheSpec) -> Claims:
-    """What an index that knows nothing says."""
-    none = np.zeros(0, np.int32)
-    pools = len(spec.pools)
-    return Claims(0, 0, -1, (), (none,) * pools, (none,) * pools)
-
-
-def _replaced(arrays: tuple, place: int, array: np.ndarray) -> tuple:
-    return (*arrays[:place], array, *arrays[place + 1 :])
-
-
-def _join(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:

@@ -135,5 +135,5 @@ class PrefixParts:
                 self.plan.spec.pools, snapshot(cache.tables), strict=True
             )
         }
-        self._watch.sampled(accounts, self._index)
+        self._watch.sampled(cache, accounts, self._index)
         return accounts

@@ -10,9 +10,9 @@ import dataclasses
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.claims import NOTHING, Claims
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import RULES, required
-from hybridcache_jax.prefix_index import NOTHING, Claims
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rows import RowView, block_numbers
 from hybridcache_jax.spec import PoolSpec

@@ -34,15 +34,10 @@ class Holdings:
       device: per pool, readable now; as ``validate.satisfied`` takes it.
       anywhere: per pool, readable now or after loading from an outer tier; None if no
         outer tier holds anything, which spares work.
-      skipped: per pool, blocks before the first of ``device``, as
-        ``validate.missing`` takes it; None for nothing.  Not beside ``anywhere``.
     """
 
     device: tuple[AnyArray, ...]
     anywhere: tuple[AnyArray, ...] | None = None
-    skipped: tuple[int, ...] | None = dataclasses.field(
-        default=None, metadata={"static": True}
-    )
 
 
 @jax.tree_util.register_dataclass
@@ -139,7 +134,7 @@ def solve(
     xp = points.__array_namespace__()
     anywhere = holdings.device if holdings.anywhere is None else holdings.anywhere
     allowed = _resume_points(spec, points, anywhere) & (points <= num_tokens - 1)
-    ready, per_pool = intersection(spec, points, holdings.device, holdings.skipped)
+    ready, per_pool = intersection(spec, points, holdings.device)
     whole = _history_held(spec, per_pool, xp)
     loadable, reachable = ready, whole
     if holdings.anywhere is not None:
@@ -202,6 +197,34 @@ def solve(
         history_point=_deepest(points, allowed & reachable),
         lost_point=_deepest(points, allowed & reachable & ~loadable),
         per_pool=per_pool,
+    )
+
+
+def ready_at(spec: CacheSpec, point: Array) -> Solution:
+    """What :func:`solve` answers for one point that lacks nothing.
+
+    Args:
+      spec: pools and layers.
+      point: ``[]`` int32; all its forms are on the device.
+    """
+    xp = point.__array_namespace__()
+    none, no_bytes = xp.zeros((), xp.int32), xp.zeros((), xp.float32)
+    some = int(Verdict.RESUMABLE), int(Verdict.NEEDS_FULL_RECOMPUTE)
+    return Solution(
+        verdict=xp.where(point > 0, *some),
+        point=point,
+        start=point,
+        bytes_to_load=no_bytes,
+        device_point=point,
+        anywhere_point=point,
+        replay_point=none,
+        replay_start=none,
+        load_point=none,
+        load_replay_point=none,
+        load_replay_start=none,
+        history_point=point,
+        lost_point=none,
+        per_pool=xp.ones((len(spec.pools), 1), bool),
     )
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from hybridcache_jax.capacity import format_bytes
+from hybridcache_jax.claims import Claims
 from hybridcache_jax.codes import Provenance, Reason, Verdict
 from hybridcache_jax.contents import ContentId, Contents
 from hybridcache_jax.forms import RULES, Form, Remedy
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.prefix_index import Claims
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.ways import Alternative
 
@@ -65,7 +65,7 @@ class ResumePlan:
       history_length: how deep the forms that grow with the history would have gone
         alone, outer tiers included.
       lost_length: deepest resume point at which those are held and another form is
-        lost; 0 if there is none.
+        lost; 0 if there is none, or if nothing is lost at ``claimed_length``.
       shared_length: tokens that prompt and store have in common; prompt position
         ``shared_length`` is the first that differs.
       stored_token: what the store has at that position; -1 if it has nothing there.
@@ -75,7 +75,8 @@ class ResumePlan:
         Block ``n`` holds the positions from ``n * block_tokens`` on, or the checkpoint
         taken where it ends; its claim is ``claims.blocks[pool][n]``.
       alternatives: the best proved way of each kind, the chosen one first, then by
-        what they cost; none if nobody asked for reuse.
+        what they cost; besides a plan that reuses all that is claimed only the run of
+        the whole prompt; none if nobody asked for reuse.
       changed: identity fields in which another producer of these tokens differs.
       key: whose claims were looked up, and under what the row publishes.
       claims: the blocks the plan relies on.

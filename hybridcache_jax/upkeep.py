@@ -12,6 +12,7 @@ import numpy as np
 
 from hybridcache_jax import eviction
 from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.claims import Holds
 from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import RULES, Remedy
 from hybridcache_jax.host_facts import HostFacts
@@ -21,7 +22,7 @@ from hybridcache_jax.observe.declarations import Why
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.points import At, Point
-from hybridcache_jax.prefix_index import Holds, PrefixIndex
+from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache
 

@@ -128,12 +128,24 @@ def facts(
         that writes it.
 
     Returns:
-      ``[...]`` int32 ``Reason``, the first that applies in the order of
-      :func:`_conditions`; ``OK`` or ``IN_OUTER_TIER`` for a good claim.
+      ``[...]`` int32 ``Reason``, the first that applies in the order in which the
+      conditions stand here; ``OK`` or ``IN_OUTER_TIER`` for a good claim.
     """
     xp = ids.__array_namespace__()
+    stage, label, same_first, tests = _looked_up(
+        table, ids, epochs, version, first, provenance
+    )
+    outer = xp.zeros(label.shape, bool)
+    for away in (form for form, rule in RULES.items() if not rule.resident):
+        outer = outer | (label == int(away))
+    tests = (
+        *tests,
+        (Reason.WRONG_FORM, ((label == int(form)) | outer) & same_first),
+        (Reason.QUARANTINED, stage != int(Stage.QUARANTINED)),
+        (Reason.IN_OUTER_TIER, ~outer),
+        (Reason.NOT_SEALED, _done(stage, writable)),
+    )
     reason = xp.zeros(ids.shape, xp.int32)
-    tests = _conditions(table, ids, epochs, form, version, first, provenance, writable)
     for code, holds in reversed(tests):
         reason = xp.where(holds, reason, xp.int32(code))
     return reason
@@ -154,44 +166,45 @@ def readable(
 
     Args and returns: as :func:`facts`, but ``[...]`` bool.
     """
-    good = True
-    tests = _conditions(table, ids, epochs, form, version, first, provenance, writable)
+    stage, label, good, tests = _looked_up(
+        table, ids, epochs, version, first, provenance
+    )
+    # The own label is resident and a finished block is not in quarantine: these two
+    # stand for four reasons.
+    good = good & (label == int(form)) & _done(stage, writable)
     for _, holds in tests:
-        good = holds & good
+        good = good & holds
     return good
 
 
-def _conditions(table, ids, epochs, form, version, first, provenance, writable):
-    """What a claim must meet, each with the reason that names its failure."""
-    xp = ids.__array_namespace__()
+def _looked_up(table, ids, epochs, version, first, provenance):
+    """The stage and label of each claimed block, and what does not depend on them.
+
+    Returns:
+      stage, label, whether the first position is the claimed one, and the tests that
+      come before it, each with the reason that names its failure.
+    """
 
     def look(column):
-        return xp.take(column, ids, mode="clip")
+        # Ids out of range fail the first test, whatever is read for them.
+        return column.take(ids, mode="wrap")
 
-    # Plain ints: NumPy compares with an enum's member in 64 bits, four times slower.
-    stage, label = look(table.stage), look(table.form)
-    outer = xp.zeros(label.shape, bool)
-    for away in (form for form, rule in RULES.items() if not rule.resident):
-        outer = outer | (label == int(away))
-    done = stage == int(Stage.SEALED)
-    if writable:
-        done = done | (stage == int(Stage.WRITING))
-    return (
+    tests = (
         (Reason.NOT_RETAINED, (ids >= 0) & (ids < table.stage.shape[0])),
         (Reason.EVICTED, look(table.epoch) == epochs),
         (Reason.VERSION_CHANGED, look(table.version) == version),
         (Reason.APPROXIMATE, look(table.provenance) <= provenance),
-        (
-            Reason.WRONG_FORM,
-            ((label == int(form)) | outer) & (look(table.first) == first),
-        ),
-        (Reason.QUARANTINED, stage != int(Stage.QUARANTINED)),
-        (Reason.IN_OUTER_TIER, ~outer),
-        (Reason.NOT_SEALED, done),
     )
+    return look(table.stage), look(table.form), look(table.first) == first, tests
 
 
-def missing(pool: PoolSpec, points: Array, covered: Array, skipped: int = 0) -> Array:
+def _done(stage: Array, writable: bool) -> Array:
+    # Plain ints: NumPy compares with an enum's member in 64 bits, four times slower.
+    done = stage == int(Stage.SEALED)
+    return done | (stage == int(Stage.WRITING)) if writable else done
+
+
+def missing(pool: PoolSpec, points: Array, covered: Array) -> Array:
     """Layer 3, second half: how many blocks that one form requires are not held?
 
     Args:
@@ -201,8 +214,6 @@ def missing(pool: PoolSpec, points: Array, covered: Array, skipped: int = 0) -> 
       covered: for a form of ranges, ``[N]`` int32: how many of its leading token
         positions block ``n`` holds, ``block_tokens`` for a whole one.  For a
         checkpoint form, ``[K]`` bool: is there a checkpoint at exactly that point.
-      skipped: blocks before the first of ``covered``.  They count as held, and what
-        any point requires reaches at least that far.
 
     Returns:
       ``[K]`` int32.  A block that holds a part counts where more than it is required.
@@ -211,32 +222,31 @@ def missing(pool: PoolSpec, points: Array, covered: Array, skipped: int = 0) -> 
     if RULES[pool.form].exact:
         return ((points > 0) & ~covered).astype(xp.int32)
     lo, hi = required(pool.form, pool.geometry, points)
-    size, count = pool.block_tokens, skipped + covered.shape[0]
+    size, count = pool.block_tokens, covered.shape[0]
     holes = xp.concatenate(
         [xp.zeros(1, xp.int32), xp.cumsum(covered < size, dtype=xp.int32)]
     )
     start, stop = lo // size, hi // size
-    whole = xp.take(holes, stop - skipped, mode="clip")
-    whole = whole - xp.take(holes, start - skipped, mode="clip")
+    whole = xp.take(holes, stop, mode="clip")
+    whole = whole - xp.take(holes, start, mode="clip")
     padded = xp.concatenate([covered, xp.full(1, size, covered.dtype)])
-    part = xp.take(padded, stop - skipped, mode="clip") < hi - stop * size
+    part = xp.take(padded, stop, mode="clip") < hi - stop * size
     beyond = xp.maximum(-(-hi // size) - xp.maximum(start, count), 0)
     return xp.where(lo < hi, whole + part + beyond, 0)
 
 
-def satisfied(pool: PoolSpec, points: Array, covered: Array, skipped: int = 0) -> Array:
+def satisfied(pool: PoolSpec, points: Array, covered: Array) -> Array:
     """Layer 3, second half: is all held that one form requires?
 
     Args:
       pool: form, geometry and block size.
       points: ``[K]`` int32 candidate resume points; negative ones are padding.
       covered: as for :func:`missing`.
-      skipped: as for :func:`missing`.
 
     Returns:
       ``[K]`` bool.
     """
-    return (points >= 0) & (missing(pool, points, covered, skipped) == 0)
+    return (points >= 0) & (missing(pool, points, covered) == 0)
 
 
 def alignment(spec: CacheSpec, pool: int, ids: Array, contract: ReadContract) -> Array:
@@ -268,7 +278,6 @@ def intersection(
     spec: CacheSpec,
     points: Array,
     covered: Sequence[Array],
-    skipped: Sequence[int] | None = None,
 ) -> tuple[Array, Array]:
     """Layer 3, whole: the points at which *every* form has all it requires.
 
@@ -276,7 +285,6 @@ def intersection(
       spec: pools, in the order of ``covered``.
       points: ``[K]`` int32.
       covered: per pool, as for :func:`satisfied`.
-      skipped: per pool, likewise; None for nothing.
 
     Returns:
       ``[K]`` bool over all pools, and ``[G, K]`` bool per pool.
@@ -284,10 +292,8 @@ def intersection(
     xp = points.__array_namespace__()
     each = xp.stack(
         [
-            satisfied(pool, points, held, before)
-            for pool, held, before in zip(
-                spec.pools, covered, skipped or (0,) * len(covered), strict=True
-            )
+            satisfied(pool, points, held)
+            for pool, held in zip(spec.pools, covered, strict=True)
         ]
     )
     return xp.all(each, axis=0), each

@@ -70,6 +70,9 @@ lookup, and reuses nothing.  So these sums hold:
         moving.
     hybridcache_form_bytes{form, state}
         gauge, bytes: Likewise, in bytes.
+    hybridcache_leases{state}
+        gauge, leases: Leases by whether their deadline lies behind the clock: in_time,
+        overdue; overdue should stay 0.
     hybridcache_index_tokens
         gauge, tokens: Tokens that the index claims.
     hybridcache_index_bytes

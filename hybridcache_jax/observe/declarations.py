@@ -204,6 +204,14 @@ TABLE: tuple[Metric, ...] = (
         ("pool", "state"),
     ),
     Metric("form_bytes", "gauge", "bytes", "Likewise, in bytes.", ("form", "state")),
+    Metric(
+        "leases",
+        "gauge",
+        "leases",
+        "Leases by whether their deadline lies behind the clock: in_time, overdue; "
+        "overdue should stay 0.",
+        ("state",),
+    ),
     Metric("index_tokens", "gauge", "tokens", "Tokens that the index claims."),
     Metric("index_bytes", "gauge", "bytes", "Host memory of the index."),
     # Said by who runs steps.

@@ -174,6 +174,12 @@ class Metrics:
         """One form's bytes by state, over all its pools."""
         self._by_state("form_bytes", form.name, sizes)
 
+    def leases(self, in_time: int, overdue: int) -> None:
+        """Leases by whether their deadline lies behind the clock."""
+        if self.enabled:
+            self._of["leases"].set(in_time, "in_time")
+            self._of["leases"].set(overdue, "overdue")
+
     def index(self, tokens: int, size: int) -> None:
         """What the prefix index claims, and its bytes."""
         if self.enabled:

@@ -145,10 +145,16 @@ class Watch:
         """See :meth:`Metrics.load_failed`."""
         self._metrics.load_failed(stage)
 
-    def sampled(self, accounts: dict[str, dict[str, int]], index: PrefixIndex) -> None:
+    def sampled(
+        self,
+        cache: HybridCache,
+        accounts: dict[str, dict[str, int]],
+        index: PrefixIndex,
+    ) -> None:
         """Gauges of this moment.
 
         Args:
+          cache: of this moment.
           accounts: per pool, blocks by state, as ``PrefixCache.account`` gives them.
           index: the claims.
         """
@@ -161,6 +167,10 @@ class Watch:
                 sizes[form][state] += count * size
         for form, states in sizes.items():
             self._metrics.holds_bytes(form, states)
+        rows = cache.rows
+        live, late = np.asarray(rows.live), np.asarray(rows.deadline) < cache.clock
+        overdue = int(np.count_nonzero(live & late))
+        self._metrics.leases(int(np.count_nonzero(live)) - overdue, overdue)
         self._metrics.index(index.stored_tokens, index.nbytes)
 
     @property

@@ -11,11 +11,11 @@ import numpy as np
 
 import hybridcache_jax as hc
 from hybridcache_jax import append, eviction
+from hybridcache_jax.claims import Claims
 from hybridcache_jax.codes import Stage, Status
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.lineage import OnFacts
 from hybridcache_jax.offload.loads import Load, LoadReport
-from hybridcache_jax.prefix_index import Claims
 from hybridcache_jax.rows import block_numbers
 from hybridcache_jax.testing.audit import violations
 from hybridcache_jax.testing.faults import FaultyTier

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridcache_jax.claims import NOTHING
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import Form
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Entries, IndexKeys, LayerSpec, Window
-from hybridcache_jax.prefix_index import NOTHING, PrefixIndex
+from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 

@@ -12,6 +12,7 @@ import json
 import numpy as np
 import pytest
 
+from hybridcache_jax.claims import NOTHING
 from hybridcache_jax.codes import Reason, Stage, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.entry import Entry
@@ -27,7 +28,7 @@ from hybridcache_jax.layers import (
     Window,
 )
 from hybridcache_jax.matching import make_cold_plan, make_plan
-from hybridcache_jax.prefix_index import NOTHING, PrefixIndex
+from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume import Holdings, solve
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec

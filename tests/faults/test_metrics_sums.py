@@ -251,6 +251,30 @@ def check_gauges(session, registry):
     assert value(registry, "index_tokens") == session.prefixes.stored_tokens
 
 
+def test_overdue_leases_are_told_from_those_in_time():
+    session, registry = counted(toy.three_forms)
+
+    def leases():
+        session.prefixes.account(session.cache)
+        return tuple(
+            value(registry, "leases", state=state) for state in ("in_time", "overdue")
+        )
+
+    assert leases() == (0, 0)
+    rows = []
+    for deadline in (1, None):
+        plan = session.match(PROMPTS[0])
+        cache, lease = session.prefixes.acquire(session.cache, plan, deadline=deadline)
+        session.put(cache)
+        rows.append(lease)
+    # Two admissions are two ticks, one more than the first asked for.
+    assert leases() == (1, 1)
+    session.put(session.prefixes.renew(session.cache, rows[0], 10))
+    assert leases() == (2, 0)
+    session.put(session.prefixes.release(session.cache, rows[0], publish=False))
+    assert leases() == (1, 0)
+
+
 def test_a_match_that_is_never_acquired_reuses_nothing():
     session, registry = counted(toy.three_forms)
     session.store(PROMPTS[0])

@@ -72,6 +72,7 @@ def everything(metrics):
     metrics.shadow_compared(equal=False)
     metrics.holds("window", {"free": 2, "moving": 0, "total": 2})
     metrics.holds_bytes(hc.Form.SWA_WINDOW, {"free": 64, "total": 64})
+    metrics.leases(3, 1)
     metrics.index(2, 48)
 
 
@@ -105,6 +106,8 @@ WANT = {
     ("blocks", "window", "free"): 2,
     ("blocks", "window", "moving"): 0,
     ("form_bytes", "SWA_WINDOW", "free"): 64,
+    ("leases", "in_time"): 3,
+    ("leases", "overdue"): 1,
     ("index_tokens",): 2,
     ("index_bytes",): 48,
     ("step_rows_total", "OK"): 1,

@@ -1,0 +1,153 @@
+"""What the index says of a prompt, and one edge of its tree."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hybridcache_jax.contents import ContentId
+from hybridcache_jax.spec import CacheSpec
+
+# An id that no pool has: nothing is claimed here.
+NOTHING = np.int32(np.iinfo(np.int32).max)
+
+# (pool, ids, epochs, first positions), arrays of equal length, to a bool array.
+Holds = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claims:
+    """What the index says about one prompt.
+
+    Attributes:
+      length: tokens claimed, a multiple of the grid.
+      shared: tokens that the prompt and the deepest stored prefix have in common,
+        not rounded to the grid.
+      stored_token: what the store has at position ``shared``, where the prompt goes
+        another way or ends; -1 if it has nothing there.
+      edges: parts of the claimed prefix, in order; :attr:`tokens` joins them.
+      blocks: per pool, ``[length // block_tokens]`` int32 ids; ``NOTHING`` for none.
+      epochs: per pool, epochs the blocks were claimed with.
+      stored_content: content id of the stored token; None where it has none.
+    """
+
+    length: int
+    shared: int
+    stored_token: int
+    edges: tuple[np.ndarray, ...]
+    blocks: tuple[np.ndarray, ...]
+    epochs: tuple[np.ndarray, ...]
+    stored_content: ContentId | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """``[length]`` int32, the claimed prefix."""
+        return join(self.edges)
+
+
+def no_claims(spec: CacheSpec) -> Claims:
+    """What an index that knows nothing says."""
+    none = np.zeros(0, np.int32)
+    pools = len(spec.pools)
+    return Claims(0, 0, -1, (), (none,) * pools, (none,) * pools)
+
+
+class Sizes:
+    """Where a node keeps the claims of each pool: pools of one block size together.
+
+    Attributes:
+      tokens: per pool, tokens of a block.
+      groups: distinct block sizes, each with its pools in order.
+    """
+
+    def __init__(self, spec: CacheSpec):
+        """Of the pools of ``spec``."""
+        self.tokens = tuple(pool.block_tokens for pool in spec.pools)
+        self.groups = tuple(
+            (size, tuple(n for n, other in enumerate(self.tokens) if other == size))
+            for size in sorted(set(self.tokens))
+        )
+        self._places = {
+            pool: (group, place)
+            for group, (_, pools) in enumerate(self.groups)
+            for place, pool in enumerate(pools)
+        }
+
+    def of(self, claimed: Sequence[np.ndarray], pool: int) -> np.ndarray:
+        """``[2, n]`` int32, a view: ids and epochs that are claimed in a pool."""
+        group, place = self._places[pool]
+        return claimed[group][:, place]
+
+    def joined(self, path: "Sequence[Node]") -> tuple[np.ndarray, ...]:
+        """What a path of nodes claims, as a node keeps it; a copy."""
+        return tuple(
+            np.concatenate(
+                [
+                    np.zeros((2, len(pools), 0), np.int32),
+                    *(node.claimed[group] for node in path),
+                ],
+                axis=2,
+            )
+            for group, (_, pools) in enumerate(self.groups)
+        )
+
+
+@dataclasses.dataclass
+class Node:
+    """One edge of the tree and what is claimed for its tokens.
+
+    Attributes:
+      tokens: ``[n]`` int32.
+      claimed: per block size, ``[2, pools, n // size]`` int32: ids, and the epochs they
+        were claimed with.  One array, so that long paths are joined at once.
+      content_keys: ``[n]``, what is compared where some tokens have content; None
+        where the ids are.
+      children: by their first grid unit.
+    """
+
+    tokens: np.ndarray
+    claimed: tuple[np.ndarray, ...]
+    content_keys: np.ndarray | None = None
+    children: dict[bytes, "Node"] = dataclasses.field(default_factory=dict)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """What a prompt is compared with."""
+        return self.tokens if self.content_keys is None else self.content_keys
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tokens, claims and keys."""
+        keys = 0 if self.content_keys is None else self.content_keys.nbytes
+        return self.tokens.nbytes + keys + sum(each.nbytes for each in self.claimed)
+
+    def part(self, start: int, stop: int, sizes: Sizes) -> "Node":
+        """Tokens ``[start, stop)`` and their claims, without children.
+
+        Args:
+          start: a multiple of the grid, like ``stop``.
+          stop: where it ends.
+          sizes: of the blocks.
+        """
+        # Copies: a part would keep the memory of the whole alive.
+        keys = self.content_keys
+        return Node(
+            self.tokens[start:stop].copy(),
+            tuple(
+                each[:, :, start // size : stop // size].copy()
+                for each, (size, _) in zip(self.claimed, sizes.groups, strict=True)
+            ),
+            None if keys is None else keys[start:stop].copy(),
+        )
+
+    def extend(self, rest: "Node", sizes: Sizes) -> None:
+        """Makes the edge longer by another one."""
+        if self.content_keys is not None or rest.content_keys is not None:
+            self.content_keys = join([self.ids, rest.ids])
+        self.tokens = join([self.tokens, rest.tokens])
+        self.claimed = sizes.joined([self, rest])
+
+
+def join(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """One array after the other, also of none."""
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
