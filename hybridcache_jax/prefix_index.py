@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
-from hybridcache_jax.claims import NOTHING, Claims, Holds, Node, Sizes, join
+from hybridcache_jax.claims import Claims, Holds, Node, Sizes, join
 from hybridcache_jax.contents import ContentKeys, Contents
 from hybridcache_jax.index_pruning import Pruning
 from hybridcache_jax.rollout import Key
@@ -249,14 +249,17 @@ class PrefixIndex:
         leaf.extend(rest, self._sizes)
 
     def _refresh(self, path: list[Node], fresh: Node, holds: Holds) -> None:
-        """Replaces the claims along a path that no longer hold."""
+        """Replaces the claims along a path that no longer hold by fresh ones that do.
+
+        Those of the plan that a row was admitted with may be older than the others.
+        """
         pruning, claimed = self._pruning(holds), self._sizes.joined(path)
         for pool, size in enumerate(self._sizes.tokens):
             good = pruning.good(pool, claimed)
             if good.all():
                 continue
             new = self._sizes.of(fresh.claimed, pool)[:, : len(good)]
-            kept = good | (new[0] == NOTHING)
+            kept = good | ~pruning.good(pool, fresh.claimed)[: len(good)]
             pairs = np.where(kept, self._sizes.of(claimed, pool), new)
             at = 0
             for node in path:

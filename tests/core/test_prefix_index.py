@@ -377,16 +377,24 @@ def test_true_claims_stay_and_stale_ones_are_replaced():
     store(index, [1, 2, 3, 4], 200, holds=always)
     assert index.lookup(A, ints([1, 2, 3, 4])).blocks[0].tolist() == [100, 101]
 
-    def only_first(pool, ids, epochs, first):
+    def first_and_new(pool, ids, epochs, first):
         assert first.tolist()[:2] == [0, 2]
-        return first == 0
+        return (first == 0) | (ids >= 300)
 
-    store(index, [1, 2, 3, 4, 5, 6], 300, holds=only_first)
+    store(index, [1, 2, 3, 4, 5, 6], 300, holds=first_and_new)
     claims = index.lookup(A, ints([1, 2, 3, 4, 5, 6]))
     assert claims.blocks[0].tolist() == [100, 301, 302]
-    store(index, [1, 2], 400, holds=never)
+    store(index, [1, 2], 400, holds=lambda pool, ids, *_: ids >= 400)
     claims = index.lookup(A, ints([1, 2, 3, 4, 5, 6]))
     assert claims.blocks[0].tolist() == [400, 301, 302]
+
+
+def test_a_claim_gives_way_to_none_that_is_not_true():
+    """It may be true elsewhere: what came from an old plan must not hide it."""
+    index = PrefixIndex(PLAIN)
+    store(index, [1, 2, 3, 4], 100)
+    store(index, [1, 2, 3, 4], 200, holds=never)
+    assert index.lookup(A, ints([1, 2, 3, 4])).blocks[0].tolist() == [100, 101]
 
 
 def dropped(index, holds_for, essential):

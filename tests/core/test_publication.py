@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import hybridcache_jax as hc
 from hybridcache_jax import Entries, Entry, Form, LayerSpec, RecurrentState, Window
+from hybridcache_jax.claims import NOTHING, Claims
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.matching import make_cold_plan
-from hybridcache_jax.prefix_index import NOTHING, Claims
 from hybridcache_jax.publication import collect
 from hybridcache_jax.retention import Retention
 from hybridcache_jax.rollout import Key
