@@ -25,7 +25,9 @@ CLAIMS = (
         "            if good.all():\n                continue\n",
         "            continue\n",
         "a prefix that was lost once is never found again",
-        FINE,
+        (
+            "tests/core/test_prefix_index.py::test_true_claims_stay_and_stale_ones_are_replaced",
+        ),
     ),
     Mutation(
         "hole-not-rounded",

@@ -18,7 +18,9 @@ LEASES = (
         "        lo = jnp.maximum(lo, view.since[:, index])\n",
         "",
         "a replay asks for what it is about to rebuild",
-        FINE,
+        (
+            "tests/faults/test_provenance.py::test_what_an_approximate_row_writes_is_marked_and_no_exact_reader_finds_it",
+        ),
     ),
     Mutation(
         "ring-is-one-block-off",
@@ -42,7 +44,9 @@ LEASES = (
         "first = last if empty else lo // pool.block_tokens",
         "first = last if empty else lo // pool.block_tokens + 1",
         "the oldest key of a window is missing",
-        FINE,
+        (
+            "tests/faults/test_k01_exact_length.py::test_every_form_equals_cold_after_the_plan[window]",
+        ),
     ),
     Mutation(
         "rebuilt-windows-count-from-zero",
@@ -50,7 +54,9 @@ LEASES = (
         "since.append(plan.start if empty else 0)",
         "since.append(0)",
         "a replay reads windows that are empty",
-        FINE,
+        (
+            "tests/faults/test_provenance.py::test_what_an_approximate_row_writes_is_marked_and_no_exact_reader_finds_it",
+        ),
     ),
     Mutation(
         "replay-keeps-rebuilt-forms-unwritten",
@@ -58,7 +64,9 @@ LEASES = (
         "held.append(reach)",
         "held.append(plan.length)",
         "a replay does not write what it is to rebuild",
-        FINE,
+        (
+            "tests/faults/test_provenance.py::test_what_an_approximate_row_writes_is_marked_and_no_exact_reader_finds_it",
+        ),
     ),
     Mutation(
         "replay-takes-other-tokens",
@@ -135,6 +143,8 @@ LEASES = (
         "kept = min(lease.plan.length, length - length % self.plan.spec.grid)",
         "kept = lease.plan.length",
         "blocks of the tokens before a rewind are claimed for those after it",
-        ("tests/faults/test_fork_and_rewind.py",),
+        (
+            "tests/faults/test_fork_and_rewind.py::test_cut_into_a_shared_prefix_the_row_publishes_its_own_tokens",
+        ),
     ),
 )
