@@ -1,4 +1,4 @@
-"""Single entries are read from their own place, against plain indexing."""
+"""Single entries and columns of a ring, against plain indexing."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import numpy as np
 import hybridcache_jax as hc
 from hybridcache_jax import Entries, Entry, Form, LayerSpec
 from hybridcache_jax.gather import at_positions
+from hybridcache_jax.rows import block_numbers
 
 
 def test_every_position_finds_its_entry_in_the_ring():
@@ -31,3 +32,14 @@ def test_every_position_finds_its_entry_in_the_ring():
                 for name in memory:
                     got = float(loaded[name][line, place].item())
                     assert got == stored[0, block, position % 6 // 2, 0]
+
+
+def test_a_column_stands_for_the_last_block_that_fell_to_it():
+    for columns in (1, 2, 3, 5):
+        extents = np.arange(0, 40, dtype=np.int32)
+        numbers = block_numbers(extents, 4, columns)
+        for extent, row in zip(extents.tolist(), numbers.tolist(), strict=True):
+            blocks = range(-(-extent // 4))
+            for column, number in enumerate(row):
+                mine = [block for block in blocks if block % columns == column]
+                assert number == mine[-1] if mine else number < 0

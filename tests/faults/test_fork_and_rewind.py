@@ -283,6 +283,20 @@ def test_cut_into_a_shared_prefix_the_row_publishes_its_own_tokens():
         session.release(lease, publish=False)
 
 
+def test_a_row_does_not_go_back_into_what_it_replayed():
+    """Its first rebuilt rows are not exact; nothing, and what it ran itself, is."""
+    session = fresh(toy.fine())
+    session.store(list(toy.P))
+    session.evict(hc.Form.SWA_WINDOW)
+    prompt = [*toy.P, 3]
+    lease = session.admit(prompt)
+    assert (lease.plan.start, lease.plan.length) == (7, 12)
+    session.feed(lease, prompt[7:11])
+    session.feed(lease, prompt[11:])
+    at = [length for length in range(14) if can_rewind(session, lease, length)]
+    assert at == [0, 12, 13]
+
+
 def test_no_room_for_the_copy_loses_nothing():
     session = fresh(toy.only_full())
     lease = session.admit([])

@@ -1,6 +1,6 @@
 """Mistakes about claims: what is stored, and who finds it."""
 
-from .record import FINE, INDEX, PUBLICATION, Mutation
+from .record import INDEX, PUBLICATION, Mutation
 
 CLAIMS = (
     Mutation(
@@ -31,7 +31,7 @@ CLAIMS = (
     ),
     Mutation(
         "hole-not-rounded",
-        "prefix_index.py",
+        "index_pruning.py",
         "length = min(length, hole - hole % self._grid)",
         "length = min(length, hole)",
         "a prefix is cut between resume points",
@@ -43,7 +43,7 @@ CLAIMS = (
         "if stamp != self.newest:",
         "if stamp > self.newest and stamp < self.newest:",
         "claims of one future are read in another",
-        FINE,
+        ("tests/core/test_lineage.py::test_an_older_or_a_foreign_value_is_refused",),
     ),
     Mutation(
         "unknown-producers-share",
@@ -52,5 +52,13 @@ CLAIMS = (
         "return bool(self.config) and bool(self.layout)",
         "what nobody can name is reused",
         ("tests/core/test_identity.py",),
+    ),
+    Mutation(
+        "older-claims-replace-what-lies-outside",
+        "prefix_index.py",
+        "kept = good | ~pruning.good(pool, fresh.claimed)[: len(good)]",
+        "kept = good",
+        "a plan's old claim hides what lies in the outer tier",
+        INDEX,
     ),
 )

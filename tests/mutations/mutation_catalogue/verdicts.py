@@ -1,6 +1,6 @@
 """Mistakes of validation and of the solver."""
 
-from .record import FINE, FORMS, SOLVER, VALIDATE, Mutation
+from .record import FORMS, SOLVER, Mutation
 
 VERDICTS = (
     Mutation(
@@ -9,7 +9,9 @@ VERDICTS = (
         "        (Reason.EVICTED, look(table.epoch) == epochs),\n",
         "",
         "a block that changed hands counts as held",
-        FINE,
+        (
+            "tests/core/test_validate.py::test_the_first_thing_that_is_wrong_is_the_reason",
+        ),
     ),
     Mutation(
         "version-not-compared",
@@ -17,23 +19,29 @@ VERDICTS = (
         "        (Reason.VERSION_CHANGED, look(table.version) == version),\n",
         "",
         "entries of other weights count as held",
-        VALIDATE,
+        (
+            "tests/core/test_validate.py::test_the_first_thing_that_is_wrong_is_the_reason",
+        ),
     ),
     Mutation(
         "position-not-compared",
         "validate.py",
-        "((label == int(form)) | outer) & (look(table.first) == first)",
-        "((label == int(form)) | outer)",
+        "look(table.first) == first, tests",
+        "look(table.first) >= -1, tests",
         "a block of another position counts as held",
-        VALIDATE,
+        (
+            "tests/core/test_validate.py::test_a_block_at_another_position_is_another_block",
+        ),
     ),
     Mutation(
         "unfinished-counts-as-held",
         "validate.py",
-        "        (Reason.NOT_SEALED, done),\n",
-        "",
+        "done = stage == int(Stage.SEALED)",
+        "done = stage != int(Stage.FREE)",
         "a block that is being evicted or written counts as held",
-        FINE,
+        (
+            "tests/core/test_validate.py::test_the_first_thing_that_is_wrong_is_the_reason",
+        ),
     ),
     Mutation(
         "first-required-block-not-asked",
@@ -41,7 +49,9 @@ VERDICTS = (
         "start, stop = lo // size, hi // size",
         "start, stop = lo // size + 1, hi // size",
         "a hole at the beginning of a window is not seen",
-        VALIDATE,
+        (
+            "tests/core/test_validate.py::test_satisfied_is_one_answer_in_every_namespace",
+        ),
     ),
     Mutation(
         "halo-forgotten",
@@ -73,7 +83,7 @@ VERDICTS = (
         "replayable = allowed & whole & ~ready",
         "replayable = allowed & ~ready",
         "a replay is planned over a history that has holes",
-        FINE,
+        ("tests/core/test_solver.py::test_replay_agrees_with_the_oracle",),
     ),
     Mutation(
         "replay-ignores-windows-below",
@@ -90,6 +100,34 @@ VERDICTS = (
         "first=first[bad], **claim)\n",
         "",
         "the index is believed",
-        FINE,
+        (
+            "tests/core/test_scenarios_forms.py::test_b22_a_block_that_went_to_another_request_is_not_read",
+        ),
+    ),
+    Mutation(
+        "provenance-not-compared",
+        "validate.py",
+        "        (Reason.APPROXIMATE, look(table.provenance) <= provenance),\n",
+        "",
+        "an exact reader is told to read approximate blocks",
+        (
+            "tests/core/test_validate.py::test_the_first_thing_that_is_wrong_is_the_reason",
+        ),
+    ),
+    Mutation(
+        "bytes-ignored-in-the-choice",
+        "resume.py",
+        "astype(xp.float32) * per_token - nbytes * per_byte",
+        "astype(xp.float32) * per_token - 0 * nbytes * per_byte",
+        "a load that costs more than it saves is waited for",
+        ("tests/core/test_solver.py::test_waiting_is_weighed_against_running",),
+    ),
+    Mutation(
+        "one-form-makes-a-point-ready",
+        "matching.py",
+        "if all(report.held for report in reports):",
+        "if any(report.held for report in reports):",
+        "the deepest point is resumed although a form is lost there",
+        ("tests/core/test_matching_near.py",),
     ),
 )
