@@ -1,4 +1,4 @@
-"""What a planted mistake is, and the tests that many of them are caught by."""
+"""What a planted mistake is, and the tests that several of them are caught by."""
 
 import dataclasses
 
@@ -24,10 +24,6 @@ class Mutation:
     tests: tuple[str, ...]
 
 
-_SEED = "tests/machine/test_machine.py::test_a_seed_in_step"
-FINE, MIXED, CSA, SPARSE, RECURRENT = (
-    (f"{_SEED}[{name}]",) for name in ("fine", "mixed", "csa", "sparse", "recurrent")
-)
 LIFECYCLE = ("tests/core/test_lifecycle.py",)
 VALIDATE = ("tests/core/test_validate.py",)
 FORMS = ("tests/core/test_forms.py",)
