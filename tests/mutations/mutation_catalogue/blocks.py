@@ -1,6 +1,8 @@
 """Mistakes about blocks: how they come, stay and leave."""
 
-from .record import LIFECYCLE, Mutation
+from .record import Mutation
+
+_LIFECYCLE = "tests/core/test_lifecycle.py::"
 
 BLOCKS = (
     # Blocks.
@@ -11,7 +13,7 @@ BLOCKS = (
         "        pins=put(table.pins, ids, pins),\n",
         "        pins=put(table.pins, ids, pins),\n",
         "a block that is handed out again looks like the one before",
-        LIFECYCLE,
+        (_LIFECYCLE + "test_freeing_clears_the_label_and_moves_the_epoch",),
     ),
     Mutation(
         "epoch-not-bumped-on-free",
@@ -20,7 +22,7 @@ BLOCKS = (
         "        pins=put(table.pins, ids, 0),\n",
         "        pins=put(table.pins, ids, 0),\n",
         "a block that was evicted looks as if it were there",
-        LIFECYCLE,
+        (_LIFECYCLE + "test_freeing_clears_the_label_and_moves_the_epoch",),
     ),
     Mutation(
         "epoch-not-bumped-on-reopening",
@@ -36,9 +38,7 @@ BLOCKS = (
         "        form=put(table.form, ids, Form.NONE),\n",
         "",
         "a free block carries the label of a form",
-        (
-            "tests/core/test_lifecycle.py::test_freeing_clears_the_label_and_moves_the_epoch",
-        ),
+        (_LIFECYCLE + "test_freeing_clears_the_label_and_moves_the_epoch",),
     ),
     Mutation(
         "keep-mark-not-cleared",
@@ -46,7 +46,7 @@ BLOCKS = (
         "        kept=put(table.kept, ids, False),\n        first",
         "        first",
         "a free block is still marked as stored",
-        LIFECYCLE,
+        (_LIFECYCLE + "test_freeing_clears_the_label_and_moves_the_epoch",),
     ),
     Mutation(
         "position-not-cleared",
@@ -54,9 +54,7 @@ BLOCKS = (
         "        first=put(table.first, ids, -1),\n",
         "",
         "a free block still has a position",
-        (
-            "tests/core/test_lifecycle.py::test_freeing_clears_the_label_and_moves_the_epoch",
-        ),
+        (_LIFECYCLE + "test_freeing_clears_the_label_and_moves_the_epoch",),
     ),
     Mutation(
         "allocated-without-a-pin",
@@ -64,9 +62,7 @@ BLOCKS = (
         "Stage.WRITING, 1, clock, **labels)",
         "Stage.WRITING, 0, clock, **labels)",
         "the block a row writes is pinned by nobody",
-        (
-            "tests/core/test_lifecycle.py::test_any_history_of_transitions_agrees_with_the_model",
-        ),
+        (_LIFECYCLE + "test_any_history_of_transitions_agrees_with_the_model",),
     ),
     Mutation(
         "pin-missing",
@@ -74,9 +70,7 @@ BLOCKS = (
         "pins=add(table.pins, ids, 1),",
         "pins=table.pins,",
         "what a lease reads may be evicted",
-        (
-            "tests/core/test_lifecycle.py::test_any_history_of_transitions_agrees_with_the_model",
-        ),
+        (_LIFECYCLE + "test_any_history_of_transitions_agrees_with_the_model",),
     ),
     Mutation(
         "pin-not-returned",
@@ -84,7 +78,7 @@ BLOCKS = (
         "pins=add(table.pins, ids, -1), used",
         "pins=table.pins, used",
         "a released block is never free again",
-        ("tests/core/test_lifecycle.py::test_the_last_of_several_receipts_frees",),
+        (_LIFECYCLE + "test_the_last_of_several_receipts_frees",),
     ),
     Mutation(
         "unstored-blocks-stay",
@@ -92,7 +86,7 @@ BLOCKS = (
         "    stored = get(table.kept, ids, True) & (",
         "    stored = (",
         "a sealed block that nobody stores leaks",
-        ("tests/core/test_lifecycle.py::test_the_last_of_several_receipts_frees",),
+        (_LIFECYCLE + "test_the_last_of_several_receipts_frees",),
     ),
     Mutation(
         "unfinished-blocks-are-kept",
@@ -100,7 +94,10 @@ BLOCKS = (
         "kept=put(table.kept, _masked(table, ids, sealed), True)",
         "kept=put(table.kept, ids, True)",
         "a half written block is stored",
-        LIFECYCLE,
+        (
+            _LIFECYCLE
+            + "test_only_finished_blocks_are_kept_and_only_written_ones_sealed",
+        ),
     ),
     Mutation(
         "pinned-blocks-are-evictable",
@@ -108,9 +105,7 @@ BLOCKS = (
         "return (table.stage == Stage.SEALED) & table.kept & (table.pins == 0)",
         "return (table.stage == Stage.SEALED) & table.kept",
         "what a row reads is evicted",
-        (
-            "tests/core/test_lifecycle.py::test_what_is_pinned_unfinished_or_not_stored_is_never_evicted",
-        ),
+        (_LIFECYCLE + "test_what_is_pinned_unfinished_or_not_stored_is_never_evicted",),
     ),
     Mutation(
         "free-stack-overwritten",
@@ -118,7 +113,7 @@ BLOCKS = (
         "place = jnp.where(valid, table.num_free + rank, size)",
         "place = jnp.where(valid, table.num_free, size)",
         "of several blocks freed at once all but one are lost",
-        ("tests/core/test_lifecycle.py::test_blocks_that_go_at_once_are_all_free",),
+        (_LIFECYCLE + "test_blocks_that_go_at_once_are_all_free",),
     ),
     # Eviction.
     Mutation(
@@ -127,9 +122,7 @@ BLOCKS = (
         "(jnp.arange(order.shape[0]) < count)",
         "(jnp.arange(order.shape[0]) <= count)",
         "an eviction takes one more than was asked for",
-        (
-            "tests/core/test_lifecycle.py::test_the_oldest_goes_first_and_among_equals_the_deepest",
-        ),
+        (_LIFECYCLE + "test_the_oldest_goes_first_and_among_equals_the_deepest",),
     ),
     Mutation(
         "beginning-evicted-before-end",
@@ -137,7 +130,7 @@ BLOCKS = (
         "jnp.lexsort((-table.first, table.used, ~candidates))",
         "jnp.lexsort((table.first, table.used, ~candidates))",
         "a chain loses its beginning first, and all of it with it",
-        LIFECYCLE,
+        (_LIFECYCLE + "test_the_oldest_goes_first_and_among_equals_the_deepest",),
     ),
     Mutation(
         "recover-brings-back-dead-weight",
@@ -148,9 +141,7 @@ BLOCKS = (
         "    back = jnp.where(begun, jnp.int32(Stage.SEALED), table.stage)\n"
         "    gone = begun & False\n",
         "a block that nobody stores comes back and leaks",
-        (
-            "tests/core/test_lifecycle.py::test_what_became_dead_weight_while_it_went_does_not_come_back",
-        ),
+        (_LIFECYCLE + "test_what_became_dead_weight_while_it_went_does_not_come_back",),
     ),
     Mutation(
         "dead-weight-freed-under-a-row",
@@ -158,6 +149,6 @@ BLOCKS = (
         "gone = dead & (table.stage == Stage.SEALED) & (table.pins == 0)",
         "gone = dead & (table.stage == Stage.SEALED)",
         "a row's block is given away while it reads it",
-        ("tests/core/test_lifecycle.py::test_dead_weight_stays_while_a_row_reads_it",),
+        (_LIFECYCLE + "test_dead_weight_stays_while_a_row_reads_it",),
     ),
 )

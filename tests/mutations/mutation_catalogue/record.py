@@ -24,7 +24,6 @@ class Mutation:
     tests: tuple[str, ...]
 
 
-LIFECYCLE = ("tests/core/test_lifecycle.py",)
 VALIDATE = ("tests/core/test_validate.py",)
 FORMS = ("tests/core/test_forms.py",)
 INDEX = ("tests/core/test_prefix_index.py",)
