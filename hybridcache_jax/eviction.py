@@ -47,7 +47,10 @@ def begin(
 
 
 def cheapest(
-    pools: Sequence[PoolSpec], tables: Sequence[StateTable], nbytes: int
+    pools: Sequence[PoolSpec],
+    tables: Sequence[StateTable],
+    protected: Sequence[AnyArray],
+    nbytes: int,
 ) -> list[int]:
     """Blocks of each pool that :func:`begin` should take for so many bytes.
 
@@ -57,11 +60,14 @@ def cheapest(
     Args:
       pools: layouts and forms.
       tables: facts of each pool, as NumPy arrays.
+      protected: per pool, ``[P]`` bool, blocks that :func:`begin` will be told to keep.
       nbytes: bytes wanted; all that can go if there are fewer.
     """
     columns: list[list[np.ndarray]] = [[], [], [], [], []]
-    for number, (pool, table) in enumerate(zip(pools, tables, strict=True)):
-        ids = np.flatnonzero(evictable(table))
+    for number, (pool, table, stays) in enumerate(
+        zip(pools, tables, protected, strict=True)
+    ):
+        ids = np.flatnonzero(evictable(table) & ~stays)
         columns[0].append(-np.asarray(table.first)[ids])
         columns[1].append(np.asarray(table.used)[ids])
         columns[2].append(np.full(len(ids), RULES[pool.form].priority))

@@ -207,17 +207,19 @@ def account(table: StateTable) -> dict[str, jax.Array]:
 
     Returns:
       ``[]`` int32 each: ``free``, ``evictable``, ``pinned`` (sealed), ``writing``,
-      ``moving`` (all other stages), ``total``.
+      ``quarantined``, ``moving`` (all other stages), ``total``.
     """
     xp = table.stage.__array_namespace__()
     sealed = table.stage == Stage.SEALED
+    aside = table.stage == Stage.QUARANTINED
     stored = evictable(table)
     counts = {
         "free": table.stage == Stage.FREE,
         "evictable": stored,
         "pinned": sealed & ~stored,
         "writing": table.stage == Stage.WRITING,
-        "moving": table.stage > Stage.SEALED,
+        "quarantined": aside,
+        "moving": (table.stage > Stage.SEALED) & ~aside,
         "total": xp.ones_like(sealed),
     }
     return {name: xp.sum(part, dtype=xp.int32) for name, part in counts.items()}

@@ -41,8 +41,8 @@ class RoomMethods(PrefixParts):
 
         What is cheapest to get back goes first: windows and tails, which are replayed,
         before checkpoints, and those before the history; among equals the longest
-        unused, then the highest position.  What a row has pinned stays.  Dead weight is
-        no part of the bytes: it goes besides.
+        unused, then the highest position.  What a row has pinned or a load protects
+        stays.  Dead weight is no part of the bytes: it goes besides.
 
         Args:
           cache: the cache.
@@ -57,7 +57,9 @@ class RoomMethods(PrefixParts):
         after = self._upkeep.without_dead_weight(cache)
         self._watch.lost(cache, after)
         tables = snapshot(after.tables)
-        counts = eviction.cheapest(self.plan.spec.pools, tables, nbytes)
+        counts = eviction.cheapest(
+            self.plan.spec.pools, tables, self._upkeep.protected(), nbytes
+        )
         return self._line.stamped(self._upkeep.evict(after, counts, Why.ASKED))
 
     def recover(self, cache: HybridCache) -> HybridCache:

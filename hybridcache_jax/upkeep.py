@@ -82,6 +82,12 @@ class Upkeep:
 
         return holds
 
+    def protected(self) -> tuple[np.ndarray, ...]:
+        """Per pool, ``[P]`` bool: blocks that no eviction takes, whatever their age."""
+        if self._outer is None:
+            return tuple(np.zeros(count, bool) for count in self._plan.blocks)
+        return self._outer.protected()
+
     def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
         """See :meth:`hybridcache_jax.PrefixCache.make_room`."""
         short = [
@@ -98,9 +104,7 @@ class Upkeep:
           counts: per pool, blocks that shall go.
           why: for the metrics.
         """
-        protected = [np.zeros(count, bool) for count in self._plan.blocks]
-        if self._outer is not None:
-            protected = self._outer.protected()
+        protected = self.protected()
         begun = [
             self._begin(table, np.int32(count), kept)
             for table, count, kept in zip(cache.tables, counts, protected, strict=True)

@@ -67,7 +67,7 @@ lookup, and reuses nothing.  So these sums hold:
         counter, bytes: Their size.
     hybridcache_blocks{pool, state}
         gauge, blocks: Blocks by what they are: free, evictable, pinned, writing,
-        moving.
+        quarantined, moving.
     hybridcache_form_bytes{form, state}
         gauge, bytes: Likewise, in bytes.
     hybridcache_leases{state}
@@ -88,6 +88,9 @@ lookup, and reuses nothing.  So these sums hold:
         counter, blocks: Evicted blocks of which the outer tier took a copy.
     hybridcache_moved_out_bytes_total{form}
         counter, bytes: Their size.
+    hybridcache_store_failures_total{form}
+        counter, blocks: Evicted blocks that the outer tier failed to take; they are
+        lost.
     hybridcache_loaded_blocks_total{form}
         counter, blocks: Blocks that came back from the outer tier; they count as
         stored, too.

@@ -200,7 +200,8 @@ TABLE: tuple[Metric, ...] = (
         "blocks",
         "gauge",
         "blocks",
-        "Blocks by what they are: free, evictable, pinned, writing, moving.",
+        "Blocks by what they are: free, evictable, pinned, writing, quarantined, "
+        "moving.",
         ("pool", "state"),
     ),
     Metric("form_bytes", "gauge", "bytes", "Likewise, in bytes.", ("form", "state")),
@@ -244,6 +245,13 @@ TABLE: tuple[Metric, ...] = (
         ("form",),
     ),
     Metric("moved_out_bytes_total", "counter", "bytes", "Their size.", ("form",)),
+    Metric(
+        "store_failures_total",
+        "counter",
+        "blocks",
+        "Evicted blocks that the outer tier failed to take; they are lost.",
+        ("form",),
+    ),
     Metric(
         "loaded_blocks_total",
         "counter",

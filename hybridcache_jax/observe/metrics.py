@@ -146,6 +146,10 @@ class Metrics:
         self._add("moved_out_blocks_total", blocks, form.name)
         self._add("moved_out_bytes_total", size, form.name)
 
+    def store_failed(self, form: Form) -> None:
+        """The outer tier failed to take a block of a form; it is lost."""
+        self._add("store_failures_total", 1, form.name)
+
     def loaded(self, form: Form, blocks: int, size: int) -> None:
         """So many blocks and bytes of a form came back and are stored again."""
         self._add("loaded_blocks_total", blocks, form.name)

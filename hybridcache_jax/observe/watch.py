@@ -135,6 +135,11 @@ class Watch:
         if self._on and blocks:
             self._metrics.moved_out(form, blocks, blocks * size)
 
+    def store_failed(self, pool: int) -> None:
+        """The outer tier failed to take a block of a pool."""
+        if self._on:
+            self._metrics.store_failed(self._pools[pool][0])
+
     def loaded(self, pool: int, blocks: int) -> None:
         """Blocks of a pool came back from the outer tier."""
         form, size = self._pools[pool]

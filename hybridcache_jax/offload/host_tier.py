@@ -32,7 +32,13 @@ class Places:
 
 
 class HostTier:
-    """Blocks in host memory."""
+    """Blocks in host memory, for one ``PrefixCache``.
+
+    Attributes:
+      plan: the plan of its caches.
+      places: facts about the places of each pool.
+      taken: whether a ``PrefixCache`` has it; another one drops what it cannot claim.
+    """
 
     def __init__(self, plan: CapacityPlan, *, budget: int | str):
         """An empty tier for caches of one plan.
@@ -62,6 +68,7 @@ class HostTier:
         )
         self._payloads: list[dict[int, Payload]] = [{} for _ in plan.spec.pools]
         self._clock = 0
+        self.taken = False
 
     @property
     def nbytes(self) -> int:

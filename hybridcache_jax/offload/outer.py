@@ -47,7 +47,8 @@ class Outer:
           at: called with every point that is passed.
 
         Raises:
-          ValueError: for a tier of another plan, or a plan without staging blocks.
+          ValueError: for a tier of another plan or another ``PrefixCache``, or a plan
+            without staging blocks.
         """
         if tier.plan != plan:
             raise ValueError(
@@ -59,6 +60,12 @@ class Outer:
                 "A cache with an outer tier needs memory to copy through; plan it with "
                 "plan_capacity(staging_blocks=16)."
             )
+        if tier.taken:
+            raise ValueError(
+                "The tier serves another PrefixCache, whose claims name its places; "
+                "make one tier for each."
+            )
+        tier.taken = True
         self.plan, self.tier, self.index = plan, tier, index
         self._transfer = Transfer(plan)
         self._pending: dict[int, Pending] = {}
@@ -71,7 +78,8 @@ class Outer:
     def move_out(self, cache: HybridCache, begun: Sequence[np.ndarray]) -> None:
         """Copies blocks that are about to go, and leads their claims to the copies.
 
-        A block for which the tier has no place is left to go.
+        A block for which the tier has no place, or which it fails to take, is left to
+        go: room is made whatever the tier does.
 
         Args:
           cache: the cache between the two phases of an eviction.
@@ -89,12 +97,12 @@ class Outer:
             kept, places, stamps = [], [], []
             payloads = self._transfer.out(cache, pool, ids)
             for at, payload in enumerate(payloads):
-                place = self.tier.store(
-                    pool,
-                    payload,
-                    **dict(zip(LABELS, labels[:, at].tolist(), strict=True)),
-                    needed=needed,
-                )
+                facts = dict(zip(LABELS, labels[:, at].tolist(), strict=True))
+                try:
+                    place = self.tier.store(pool, payload, **facts, needed=needed)
+                except Exception:  # a tier may fail in any way of its own
+                    self._watch.store_failed(pool)
+                    continue
                 if place is not None:
                     kept.append(at)
                     places.append(place)

@@ -14,6 +14,7 @@ answer is right or refused.  None of them may lead to a wrong token::
 eviction cut short             ``Interrupt(Point.EVICTION_...)``
 publication cut short          ``Interrupt(Point.PUBLISH_CLAIMED)``
 load fails, comes late         ``FaultyTier.fail``, ``FaultyTier.delay``
+save fails                     ``FaultyTier.fail_stores``
 torn save, flipped bit, other  ``FaultyTier.damage`` with ``torn``, ``flipped`` and
 layout on the way back         ``other_layout``
 block gone behind the index    ``lose``
@@ -68,7 +69,7 @@ class Interrupt:
 
 
 class FaultyTier(HostTier):
-    """A tier in host memory whose reads can go wrong."""
+    """A tier in host memory whose reads and stores can go wrong."""
 
     def __init__(self, plan: CapacityPlan, *, budget: int | str):
         """Without faults: works like a ``HostTier``."""
@@ -76,6 +77,7 @@ class FaultyTier(HostTier):
         self._late = 0
         self._error: Exception | None = None
         self._damage: Callable[[Payload], Payload] | None = None
+        self._full: Exception | None = None
 
     def delay(self, reads: int) -> None:
         """The next ``reads`` reads say that the block is still on its way."""
@@ -85,9 +87,19 @@ class FaultyTier(HostTier):
         """Every read raises ``error``; None to end it."""
         self._error = error
 
+    def fail_stores(self, error: Exception | None) -> None:
+        """Every store raises ``error``; None to end it."""
+        self._full = error
+
     def damage(self, how: Callable[[Payload], Payload] | None) -> None:
         """Every read gives ``how(payload)``; None to end it."""
         self._damage = how
+
+    def store(self, pool: int, payload: Payload, **facts) -> int | None:
+        """As ``HostTier.store``, with the fault that is armed."""
+        if self._full is not None:
+            raise self._full
+        return super().store(pool, payload, **facts)
 
     def read(self, pool: int, place: int) -> Payload | None:
         """As ``HostTier.read``, with the fault that is armed."""

@@ -23,6 +23,7 @@ PROMPTS = (
     [3, 1, 4, 1, 5, 9, 2, 6, 5, 9, 9, 9],
     [2, 7, 1, 8, 2, 8, 1, 8, 2],
 )
+STATES = ("free", "evictable", "pinned", "writing", "quarantined", "moving")
 FORMS = (Form.SWA_WINDOW, Form.FULL_KV)
 ACTS = st.lists(
     st.tuples(
@@ -238,7 +239,7 @@ def check_gauges(session, registry):
         stage = np.asarray(table.stage)
         in_state = {
             state: value(registry, "blocks", pool=pool.name, state=state)
-            for state in ("free", "evictable", "pinned", "writing", "moving")
+            for state in STATES
         }
         assert sum(in_state.values()) == session.model.plan.blocks[number]
         assert value(registry, "blocks", pool=pool.name) == len(stage)
@@ -246,6 +247,7 @@ def check_gauges(session, registry):
         assert in_state["writing"] == (stage == Stage.WRITING).sum()
         sealed = in_state["evictable"] + in_state["pinned"]
         assert sealed == (stage == Stage.SEALED).sum()
+        assert in_state["quarantined"] == (stage == Stage.QUARANTINED).sum()
     plan = session.model.plan
     assert value(registry, "form_bytes") == sum(plan.pool_bytes)
     assert value(registry, "index_tokens") == session.prefixes.stored_tokens

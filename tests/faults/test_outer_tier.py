@@ -14,6 +14,7 @@ import pytest
 import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiered import FORMS, Tiered, grids, only_full
 
 import hybridcache_jax as hc
 from hybridcache_jax import Form, Reason, Verdict
@@ -27,70 +28,11 @@ from hybridcache_jax.testing import faults
 P = list(toy.P)
 CHAT = [*P, 9, 7, 9, 3]
 OTHER = [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]
-FORMS = tuple(form for form in Form if form != Form.NONE)
 QUICK = (Point.EVICTION_COPIED, Point.LOAD_VERIFIED, Point.RELEASE_PUBLISHED)
 POINTS = [
     point if point in QUICK else pytest.param(point, marks=pytest.mark.slow)
     for point in Point
 ]
-
-
-class Tiered(toy.Session):
-    """A session whose evicted blocks move to a tier that can go wrong."""
-
-    def __init__(self, some, *, budget="1MiB", **options):
-        self.tier = faults.FaultyTier(some.plan, budget=budget)
-        super().__init__(some, tier=self.tier, **options)
-
-    def move_out(self):
-        """Everything that is stored leaves the device."""
-        for form in FORMS:
-            self.evict(form)
-
-    def ask(self, tokens, **options):
-        plan = self.match(tokens)
-        assert plan.verdict == Verdict.NEEDS_IO
-        return self.prefixes.load(self.cache, plan, **options)
-
-    def poll(self):
-        cache, reports = self.prefixes.poll(self.cache)
-        self.put(cache)
-        return reports
-
-    def load(self, tokens):
-        """Asks for what a prompt waits for; how that stands after a poll."""
-        load = self.ask(tokens)
-        return next(report for report in self.poll() if report.load == load)
-
-    def admit(self, tokens):
-        """Waits for what can be waited for; cold if that failed or is late."""
-        if self.match(tokens).verdict == Verdict.NEEDS_IO:
-            self.load(tokens)
-        plan = self.match(tokens)
-        if plan.verdict == Verdict.NEEDS_IO:
-            plan = self.prefixes.cold_plan(tokens, self.model.identity)
-        return self.acquire(plan)
-
-    def answer(self, prompt):
-        """Admits a prompt and runs the rest of it: the state is that of a cold run."""
-        lease = self.admit(prompt)
-        self.feed(lease, prompt[lease.plan.start :])
-        self.check(lease, prompt)
-        self.release(lease, publish=False)
-        return lease.plan
-
-
-def grids(some, count):
-    """Bytes of a tier for so many grid units of every form, and not for one more."""
-    return count * sum(
-        (pool.block_bytes + 48) * (some.grid // pool.block_tokens)
-        for pool in some.plan.spec.pools
-    )
-
-
-def only_full(**options):
-    """One full layer, blocks of 4."""
-    return Tiered(toy.only_full(), **options)
 
 
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))

@@ -65,6 +65,7 @@ def everything(metrics):
     metrics.ran(REPLAY, 22, 1, hc.Status.STALE)
     metrics.retraced(2)
     metrics.moved_out(hc.Form.FULL_KV, 3, 96)
+    metrics.store_failed(hc.Form.FULL_KV)
     metrics.loaded(hc.Form.FULL_KV, 1, 32)
     metrics.load_failed(LoadStage.DIGEST)
     metrics.shadow_sampled()
@@ -118,6 +119,7 @@ WANT = {
     ("retraces_total",): 2,
     ("moved_out_blocks_total", "FULL_KV"): 3,
     ("moved_out_bytes_total", "FULL_KV"): 96,
+    ("store_failures_total", "FULL_KV"): 1,
     ("loaded_blocks_total", "FULL_KV"): 1,
     ("loaded_bytes_total", "FULL_KV"): 32,
     ("load_failures_total", "digest"): 1,

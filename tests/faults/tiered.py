@@ -1,0 +1,66 @@
+"""A session over a tier that can go wrong, for the tests of outer tiers."""
+
+import toy
+
+from hybridcache_jax import Form, Verdict
+from hybridcache_jax.testing import faults
+
+FORMS = tuple(form for form in Form if form != Form.NONE)
+
+
+class Tiered(toy.Session):
+    """A session whose evicted blocks move to a tier that can go wrong."""
+
+    def __init__(self, some, *, budget="1MiB", **options):
+        self.tier = faults.FaultyTier(some.plan, budget=budget)
+        super().__init__(some, tier=self.tier, **options)
+
+    def move_out(self):
+        """Everything that is stored leaves the device."""
+        for form in FORMS:
+            self.evict(form)
+
+    def ask(self, tokens, **options):
+        plan = self.match(tokens)
+        assert plan.verdict == Verdict.NEEDS_IO
+        return self.prefixes.load(self.cache, plan, **options)
+
+    def poll(self):
+        cache, reports = self.prefixes.poll(self.cache)
+        self.put(cache)
+        return reports
+
+    def load(self, tokens):
+        """Asks for what a prompt waits for; how that stands after a poll."""
+        load = self.ask(tokens)
+        return next(report for report in self.poll() if report.load == load)
+
+    def admit(self, tokens):
+        """Waits for what can be waited for; cold if that failed or is late."""
+        if self.match(tokens).verdict == Verdict.NEEDS_IO:
+            self.load(tokens)
+        plan = self.match(tokens)
+        if plan.verdict == Verdict.NEEDS_IO:
+            plan = self.prefixes.cold_plan(tokens, self.model.identity)
+        return self.acquire(plan)
+
+    def answer(self, prompt):
+        """Admits a prompt and runs the rest of it: the state is that of a cold run."""
+        lease = self.admit(prompt)
+        self.feed(lease, prompt[lease.plan.start :])
+        self.check(lease, prompt)
+        self.release(lease, publish=False)
+        return lease.plan
+
+
+def grids(some, count):
+    """Bytes of a tier for so many grid units of every form, and not for one more."""
+    return count * sum(
+        (pool.block_bytes + 48) * (some.grid // pool.block_tokens)
+        for pool in some.plan.spec.pools
+    )
+
+
+def only_full(**options):
+    """One full layer, blocks of 4."""
+    return Tiered(toy.only_full(), **options)
