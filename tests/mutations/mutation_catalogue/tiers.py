@@ -168,4 +168,15 @@ TIERS = (
         "what a load brought for one picture goes when another is leased",
         (OUTER + "test_a_load_for_another_picture_is_not_what_a_lease_protects",),
     ),
+    Mutation(
+        "shrink-counts-on-what-is-protected",
+        "eviction.py",
+        "np.flatnonzero(evictable(table) & ~stays)",
+        "np.flatnonzero(evictable(table))",
+        "fewer bytes are given up than were asked for",
+        (
+            "tests/faults/test_tier_limits.py::"
+            "test_what_a_load_protects_is_no_part_of_what_shrink_counts_on",
+        ),
+    ),
 )
