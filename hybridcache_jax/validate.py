@@ -186,8 +186,9 @@ def _looked_up(table, ids, epochs, version, first, provenance):
     """
 
     def look(column):
-        # Ids out of range fail the first test, whatever is read for them.
-        return column.take(ids, mode="wrap")
+        # Ids out of range fail the first test, whatever is read for them.  Not wrapped:
+        # NumPy would count down from them, once around for every step.
+        return column.take(ids, mode="clip")
 
     tests = (
         (Reason.NOT_RETAINED, (ids >= 0) & (ids < table.stage.shape[0])),
