@@ -589,6 +589,19 @@ def test_what_moves_is_counted():
     assert stored - lost == np.asarray(session.cache.tables[0].kept).sum() == 4
 
 
+def test_the_epoch_of_a_place_grows_whenever_it_is_handed_out_or_dropped():
+    plan = toy.only_full().plan
+    tier = hc.HostTier(plan, budget=grids(toy.only_full(), 1))
+    payload, seen = Payload.sealed({}), [int(tier.places[0].epoch[0])]
+    facts = {"version": 1, "provenance": 0, "first": 0, "needed": np.zeros(1, bool)}
+    for _ in range(2):
+        assert tier.store(0, payload, **facts) == 0
+        seen.append(int(tier.places[0].epoch[0]))
+        tier.drop(0, np.array([0]))
+        seen.append(int(tier.places[0].epoch[0]))
+    assert seen == sorted(set(seen))
+
+
 def test_a_place_says_all_that_the_block_said():
     """On the way out, and on the way back."""
     session = only_full()

@@ -43,7 +43,7 @@ TIERS = (
         "a place that was handed out again looks like the one before",
         (
             OUTER
-            + "test_any_order_of_saves_loads_and_evictions_gives_cold_states[fine]",
+            + "test_the_epoch_of_a_place_grows_whenever_it_is_handed_out_or_dropped",
         ),
     ),
     Mutation(
