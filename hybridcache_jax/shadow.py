@@ -167,8 +167,8 @@ class Shadow:
           plan: the plan of the caches.
           tolerance: as :func:`compare` takes it.
         """
-        self._plan = plan
-        self._examine = jax.jit(functools.partial(_examine, tolerance=tolerance))
+        self._plan, self._tolerance = plan, tolerance
+        self._jitted = jax.jit(_examine, static_argnames="tolerance")
         self.set_aside = OnFacts(set_aside)
 
     def compared(self, cache: HybridCache, hit: Lease, cold: Lease) -> ShadowReport:
@@ -182,7 +182,7 @@ class Shadow:
         rows = np.array([hit.row, cold.row], np.int32)
         tickets = np.array([hit.ticket, cold.ticket], np.int32)
         status, lengths, same, found = jax.device_get(
-            self._examine(cache, rows, tickets, np.int32(point))
+            self._examine(cache, rows, tickets, point)
         )
         if (status != Status.OK).any():
             raise LeaseError(
@@ -201,8 +201,14 @@ class Shadow:
     def warm_up(self, cache: HybridCache) -> None:
         """Compiles everything; what it gives is thrown away."""
         rows = np.zeros(2, np.int32)
-        self._examine(cache, rows, rows, np.int32(0))
+        self._examine(cache, rows, rows, 0)
         self.set_aside(cache, np.int32(0))
+
+    def _examine(self, cache: HybridCache, rows, tickets, point: int):
+        # The function is the same for every plan, so that equal ones compile once.
+        return self._jitted(
+            cache, rows, tickets, np.int32(point), tolerance=self._tolerance
+        )
 
 
 def _examine(cache: HybridCache, rows, tickets, point, *, tolerance: float):

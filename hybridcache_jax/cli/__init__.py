@@ -115,11 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         "soak",
         help="run random operations against a plain oracle",
         description="Runs random operations on the whole façade (match, acquire, step, "
-        "publish, release, fork, rewind, evict, crash, recover, ...) over small "
-        "integer models and compares every verdict, every fact and every read with a "
-        "slow oracle in plain Python. The same seed gives the same operations; a "
-        "failing episode is made short and printed. Exit code 1 if something "
-        "differed.",
+        "publish, release, fork, rewind, evict, offload, load, crash, recover, shadow "
+        "runs, ...) over small integer models and compares every verdict, every fact "
+        "and every read with a slow oracle in plain Python. Episodes run by turns "
+        "without an outer tier, with a tight one and with a roomy one. The same seed "
+        "gives the same operations; a failing episode is made short and printed. Exit "
+        "code 1 if something differed.",
     )
     soak.add_argument(
         "--model",

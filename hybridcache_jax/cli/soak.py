@@ -55,7 +55,10 @@ def _show(name: str, report: SoakReport) -> None:
     if failure is None:
         console.print("  no difference from the oracle")
         return
-    console.print(f"  [bold red]episode {failure.episode}[/]: {failure.message}")
+    tier = f"an outer tier of {failure.tier} grid units" if failure.tier else "no tier"
+    console.print(
+        f"  [bold red]episode {failure.episode}[/], {tier}: {failure.message}"
+    )
     for operation in failure.operations:
         console.print(f"    {operation.name} {operation.a} {operation.b} {operation.c}")
 
@@ -66,7 +69,10 @@ def _again(path: Path) -> int:
     try:
         reports = json.loads(path.read_text(encoding="utf-8"))
         runs = {
-            name: [Operation(*drawn) for drawn in report["failure"]["operations"]]
+            name: (
+                [Operation(*drawn) for drawn in report["failure"]["operations"]],
+                int(report["failure"]["tier"]),
+            )
             for name, report in reports.items()
             if report["failure"]
         }
@@ -77,8 +83,8 @@ def _again(path: Path) -> int:
             f"{path} is no report of hybridcache soak --json (per model {names}): "
             f"{error!r}."
         ) from error
-    for name, drawn in runs.items():
-        message = replay(models[name](), drawn)
+    for name, (drawn, tier) in runs.items():
+        message = replay(models[name](), drawn, tier)
         failed = failed or bool(message)
         console.print(f"[bold]{name}[/]: {message or 'no difference from the oracle'}")
     if not runs:

@@ -194,6 +194,18 @@ def replay_start(
     return next((k for k in starts if _is_exact(kinds, point, k)), 0)
 
 
+def exact_starts(kinds: Sequence[Kind], point: int) -> list[int]:
+    """Every start from which a replay rebuilds all forms at ``point``, latest first.
+
+    States are taken for given at each of them.
+
+    Args:
+      kinds: one per layer.
+      point: the resume point; entries and index keys are held up to it.
+    """
+    return [start for start in range(point, 0, -1) if _is_exact(kinds, point, start)]
+
+
 def _is_exact(kinds: Sequence[Kind], point: int, start: int) -> bool:
     """Whether running ``start .. point - 1`` makes all that it writes right."""
     right = set(range(start, point))

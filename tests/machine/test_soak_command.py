@@ -26,10 +26,11 @@ def test_a_report_with_a_failure_is_replayed(capsys, tmp_path):
     file.write_text(json.dumps(report))
     assert cli.main(["soak", "--replay", str(file)]) == 0
     assert "no failure to replay" in capsys.readouterr().out
-    report["fine"]["failure"] = {"operations": [["no_such_operation", 1, 2, 3]]}
+    failure = {"tier": 2, "operations": [["no_such_operation", 1, 2, 3]]}
+    report["fine"]["failure"] = failure
     file.write_text(json.dumps(report))
     assert cli.main(["soak", "--replay", str(file)]) == 1
-    report["fine"]["failure"] = {"operations": [["bump", 1, 2, 3]]}
+    failure["operations"] = [["bump", 1, 2, 3]]
     file.write_text(json.dumps(report))
     assert cli.main(["soak", "--replay", str(file)]) == 0
 

@@ -1,47 +1,25 @@
 """Long runs of random operations; a failing one is made short enough to read.
 
-A run is cut into episodes, each from an empty cache.  The operations of an episode
-follow from the run's seed and the episode's number alone.
+A run is cut into episodes, each from an empty cache: by turns without an outer tier,
+with a tight one and with a roomy one.  The operations of an episode follow from the
+run's seed and the episode's number alone.
 """
 
 import collections
 import dataclasses
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hybridcache_jax.testing.soak.machine import Machine, Operation
+from hybridcache_jax.testing.soak.operations import WEIGHTS
 from hybridcache_jax.testing.toy import Model
 
-WEIGHTS: Mapping[str, int] = MappingProxyType(
-    {
-        "match": 10,
-        "admit": 14,
-        "acquire_late": 4,
-        "step": 40,
-        "publish": 8,
-        "release": 10,
-        "fork": 3,
-        "reorder": 3,
-        "rewind": 5,
-        "settle": 3,
-        "evict": 3,
-        "make_room": 4,
-        "begin_eviction": 2,
-        "crash": 2,
-        "recover": 2,
-        "bump": 2,
-        "set_scope": 1,
-        "end_request": 1,
-        "misuse": 2,
-        "inspect": 8,
-    }
-)
-"""Every operation, and how often it is drawn in relation to the others."""
-
 _LARGEST = 2**16
+
+TIERS = (0, 4, 24)
+"""Grid units of every form in the outer tier, by turns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +28,13 @@ class Failure:
 
     Attributes:
       episode: number of the episode.
+      tier: grid units of its outer tier; 0 for none.
       message: what differed.
       operations: as few as were found; the last one fails.
     """
 
     episode: int
+    tier: int
     message: str
     operations: tuple[Operation, ...]
 
@@ -139,13 +119,14 @@ def soak(
     begin, tokens, episode, failure = time.perf_counter(), 0, 0, None
     while counts.total() < count and failure is None:
         drawn = operations(seed, episode, episode_length)
-        machine, message, done = _play(model, drawn, count - counts.total())
+        tier = TIERS[episode % len(TIERS)]
+        machine, message, done = _play(model, drawn, tier, count - counts.total())
         counts += machine.counts
         verdicts += machine.verdicts
         tokens += machine.tokens
         if message:
-            short = shrink(model, drawn[:done])
-            failure = Failure(episode, replay(model, short), tuple(short))
+            short = shrink(model, drawn[:done], tier)
+            failure = Failure(episode, tier, replay(model, short, tier), tuple(short))
         episode += 1
         if on_progress is not None:
             on_progress(counts.total(), count)
@@ -161,32 +142,34 @@ def soak(
     )
 
 
-def replay(model: Model, drawn: Sequence[Operation]) -> str:
+def replay(model: Model, drawn: Sequence[Operation], tier: int = 0) -> str:
     """Runs operations from an empty cache.
 
     Args:
       model: the toy.
       drawn: the operations.
+      tier: grid units of its outer tier; 0 for none.
 
     Returns:
       What differed from the oracle or was raised; empty if nothing.
     """
-    return _play(model, drawn, len(drawn))[1]
+    return _play(model, drawn, tier, len(drawn))[1]
 
 
-def shrink(model: Model, drawn: Sequence[Operation]) -> list[Operation]:
+def shrink(model: Model, drawn: Sequence[Operation], tier: int = 0) -> list[Operation]:
     """Leaves out what is not needed for a failure, half by half, then one by one.
 
     Args:
       model: the toy.
       drawn: operations that fail; any part of them can be run.
+      tier: grid units of the outer tier; 0 for none.
     """
     left, size = list(drawn), len(drawn) // 2
     while size:
         at = 0
         while at < len(left):
             rest = left[:at] + left[at + size :]
-            done = _play(model, rest, len(rest))
+            done = _play(model, rest, tier, len(rest))
             if done[1]:
                 left = rest[: done[2]]
             else:
@@ -196,10 +179,10 @@ def shrink(model: Model, drawn: Sequence[Operation]) -> list[Operation]:
 
 
 def _play(
-    model: Model, drawn: Sequence[Operation], limit: int
+    model: Model, drawn: Sequence[Operation], tier: int, limit: int
 ) -> tuple[Machine, str, int]:
     """The machine, what went wrong, and how many operations were begun."""
-    machine = Machine(model)
+    machine = Machine(model, tier)
     for begun, operation in enumerate(drawn, start=1):
         try:
             machine.apply(operation)

@@ -1,10 +1,11 @@
-"""What the oracle of a soak keeps: blocks by what they hold, rows by what they ran.
+"""What the oracle keeps: blocks by what they hold, rows by what they ran.
 
 Plain Python objects: a block is the object, so nothing needs an epoch to tell it from
-the next block with the same number.
+the next block with the same number.  One that moves becomes another object.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hybridcache_jax.codes import Stage, Verdict
@@ -20,17 +21,17 @@ class Pool:
       kind: of a layer that keeps its part there.
       part: name of the part.
       size: tokens per block.
+      nbytes: bytes per block.
       count: blocks.
       columns: places of a row's block table.
-      where: layers and parts that lie there.
     """
 
     kind: Kind
     part: str
     size: int
+    nbytes: int
     count: int
     columns: int
-    where: tuple[tuple[int, str], ...]
 
     @property
     def grows(self) -> bool:
@@ -50,19 +51,19 @@ class Pool:
 
 def pools_of(model: Model) -> tuple[Pool, ...]:
     """The pools of a toy, in the order of its plan."""
-    where: dict[int, list[tuple[int, str]]] = {}
+    first: dict[int, tuple[int, str]] = {}
     for layer, part in model.parts:
-        where.setdefault(model.pool_of(layer, part), []).append((layer, part))
+        first.setdefault(model.pool_of(layer, part), (layer, part))
     return tuple(
         Pool(
-            kind=model.kinds[where[number][0][0]],
-            part=where[number][0][1],
-            size=model.block(*where[number][0]),
+            kind=model.kinds[first[number][0]],
+            part=first[number][1],
+            size=model.block(*first[number]),
+            nbytes=model.plan.spec.pools[number].block_bytes,
             count=model.plan.blocks[number],
             columns=model.plan.columns(number),
-            where=tuple(where[number]),
         )
-        for number in sorted(where)
+        for number in sorted(first)
     )
 
 
@@ -84,7 +85,7 @@ class Who(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Block:
-    """One block in use.
+    """One block in use, on the device or in the outer tier.
 
     Attributes:
       pool: its pool.
@@ -94,7 +95,9 @@ class Block:
       pins: rows that refer to it.
       kept: whether a stored prefix holds it.
       tokens: the whole prefix up to its end; empty while it is being written.
-      id: its place in the pool; -1 until the cache was read.
+      id: its place in the pool or in the tier; -1 until it was read from there.
+      used: in the tier, when it was last in use.
+      claim: the list and the place in it where it was last claimed.
     """
 
     pool: int
@@ -105,16 +108,30 @@ class Block:
     kept: bool = False
     tokens: tuple[int, ...] = ()
     id: int = -1
+    used: int = 0
+    claim: "tuple[list[Block | None], int] | None" = None
 
     @property
     def readable(self) -> bool:
-        """Whether a claim on it is true."""
+        """Whether a claim on it is true, on the device."""
         return self.stage == Stage.SEALED
+
+    @property
+    def loadable(self) -> bool:
+        """Whether a claim on it is true, in the outer tier."""
+        return self.stage == Stage.ON_DISK
 
     @property
     def evictable(self) -> bool:
         """Whether an eviction may take it."""
         return self.readable and self.kept and self.pins == 0
+
+    def moved(self, stage: Stage, place: int) -> "Block":
+        """The same content elsewhere: the claim leads there, and nothing else does."""
+        other = dataclasses.replace(self, stage=stage, id=place, pins=0)
+        if self.claim is not None and self.claim[0][self.claim[1]] is self:
+            self.claim[0][self.claim[1]] = other
+        return other
 
 
 Claimed = tuple[tuple[Block | None, ...], ...]
@@ -128,8 +145,9 @@ class Expected:
       verdict: one of four.
       point: the resume point.
       start: first position to run.
+      loads: per pool, numbers of the blocks that must be loaded first.
       claimed: deepest resume point that the store claims below the last token.
-      held: per pool, whether all that ``claimed`` requires is there.
+      held: per pool, whether all that ``claimed`` requires is on the device.
       claims: per pool and block number, what is claimed.
       who: who asks.
       prompt: for what.
@@ -138,11 +156,23 @@ class Expected:
     verdict: Verdict
     point: int
     start: int
+    loads: tuple[tuple[int, ...], ...]
     claimed: int
     held: tuple[bool, ...]
     claims: Claimed
     who: Who
     prompt: tuple[int, ...]
+
+    def wanted(self, pools: Sequence[Pool]) -> list[dict[int, Block | None]]:
+        """Per pool, the blocks by number that a row starts with."""
+        found = []
+        for index, pool in enumerate(pools):
+            rebuilt = self.start < self.point and not pool.grows
+            numbers = pool.required(self.start if rebuilt else self.point)
+            if rebuilt and not pool.exact:
+                numbers = range(0)
+            found.append({n: self.claims[index][n] for n in numbers})
+        return found
 
 
 @dataclasses.dataclass(eq=False)
@@ -180,6 +210,15 @@ class Row:
     def exact(self) -> bool:
         """Whether no replay is under way, so that it holds what a cold run leaves."""
         return self.length >= self.known
+
+    @property
+    def stale(self) -> bool:
+        """Whether a block of it was set aside: it is of no use any more."""
+        return any(
+            block.stage == Stage.QUARANTINED
+            for blocks in self.blocks
+            for block in blocks.values()
+        )
 
     def twin(self) -> "Row":
         """Another row like this one; the blocks are the same."""

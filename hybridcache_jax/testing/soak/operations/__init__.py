@@ -1,0 +1,67 @@
+"""Every operation by name, and how often it is drawn in relation to the others.
+
+An operation is a function of the machine and three numbers.  It does one thing to the
+library and to the oracle, compares what both say of it, and tells whether there was
+anything to do.
+
+``serving``    match, admit, step, publish, release
+``sequences``  fork, reorder, rewind, settle
+``memory``     evictions, finished or not, and what recovers from them
+``tier``       loads from the outer tier, and what goes wrong with them
+``rollout``    producers, reuse scopes, shadow runs
+``misuse``     what must be refused, and audits
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from hybridcache_jax.testing.soak.operations import (
+    memory,
+    misuse,
+    rollout,
+    sequences,
+    serving,
+    tier,
+)
+
+_DRAWN: tuple[tuple[Callable[[Any, int, int, int], bool], int], ...] = (
+    (serving.match, 10),
+    (serving.admit, 14),
+    (serving.acquire_late, 4),
+    (serving.step, 40),
+    (serving.publish, 8),
+    (serving.release, 10),
+    (sequences.fork, 3),
+    (sequences.reorder, 3),
+    (sequences.rewind, 5),
+    (sequences.settle, 3),
+    (memory.evict, 3),
+    (memory.make_room, 4),
+    (memory.begin_eviction, 2),
+    (memory.crash, 2),
+    (memory.cut_short, 2),
+    (memory.recover, 2),
+    (tier.load, 5),
+    (tier.load_late, 2),
+    (tier.poll, 6),
+    (tier.wait, 6),
+    (tier.cancel, 1),
+    (tier.set_cost, 1),
+    (rollout.bump, 2),
+    (rollout.set_scope, 1),
+    (rollout.end_request, 1),
+    (rollout.shadow, 3),
+    (misuse.misuse, 2),
+    (misuse.inspect, 8),
+)
+
+OPERATIONS: Mapping[str, Callable[[Any, int, int, int], bool]] = MappingProxyType(
+    {operation.__name__: operation for operation, _ in _DRAWN}
+)
+"""By name."""
+
+WEIGHTS: Mapping[str, int] = MappingProxyType(
+    {operation.__name__: weight for operation, weight in _DRAWN}
+)
+"""How often each is drawn in relation to the others."""

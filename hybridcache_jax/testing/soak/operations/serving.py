@@ -1,0 +1,167 @@
+"""Operations of serving: a prompt is matched, gets a row, runs, is stored, is over."""
+
+from typing import TYPE_CHECKING
+
+from hybridcache_jax.codes import Verdict
+from hybridcache_jax.errors import LeaseError, NoRoomError
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.rollout import Scope
+from hybridcache_jax.testing.soak.oracle.ledger import Expected, Who
+
+if TYPE_CHECKING:
+    from hybridcache_jax.testing.soak.machine import Holder, Machine, Planned
+
+_REMEMBERED = 4
+# The producer of each identity: tenants of one producer have one scope.
+PRODUCER = (0, 1, 0, 3)
+
+
+def match(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A plan that is kept for later."""
+    m.plans = [*m.plans[1 - _REMEMBERED :], matched(m, a, b, c)]
+    return True
+
+
+def admit(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A plan, and a row under it."""
+    acquired(m, matched(m, a, b, c))
+    return True
+
+
+def acquire_late(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A row under a plan of before; much may have happened since."""
+    if not m.plans:
+        return False
+    acquired(m, m.plans.pop(a % len(m.plans)))
+    return True
+
+
+def step(m: "Machine", a: int, b: int, c: int) -> bool:
+    """One batch: the rows in the bits of ``a``, so many tokens each."""
+    parts: list[tuple[Holder, list[int]]] = []
+    for place, holder in enumerate(m.holders):
+        count = (b >> (4 * place)) % 16 % (m.width + 1)
+        if not a >> place & 1:
+            continue
+        begin = holder.row.length
+        if c % 16:
+            count = min(count, m.model.max_length - begin)
+        parts.append((holder, holder.script[begin : begin + count]))
+    if not parts:
+        return False
+    statuses = m.oracle.rows.step([(h.row, tokens) for h, tokens in parts])
+    m.run([(h.lease, tokens) for h, tokens in parts], statuses, parts)
+    return True
+
+
+def publish(m: "Machine", a: int, b: int, c: int) -> bool:
+    """What a row ran so far is stored."""
+    holder = m.holder(a)
+    if holder is None:
+        return False
+    if holder.row.stale:
+        m.refused(LeaseError, m.prefixes.publish, m.cache, holder.lease)
+        return True
+    if is_current(m, holder.row.who):
+        m.oracle.store.publish(holder.row)
+    m.cache = m.prefixes.publish(m.cache, holder.lease)
+    return True
+
+
+def release(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A row is given back, stored or not."""
+    holder = m.holder(a)
+    if holder is None:
+        return False
+    store = b % 8 > 0
+    if store and holder.row.stale:
+        m.refused(LeaseError, m.prefixes.release, m.cache, holder.lease)
+        store = False
+    give_back(m, holder, store=store)
+    return True
+
+
+def matched(m: "Machine", a: int, b: int, c: int) -> "Planned":
+    """A plan, which must be the oracle's."""
+    from hybridcache_jax.testing.soak.machine import Planned
+
+    script, prompt = m.prompt(a, b, c)
+    a //= 16
+    number = m.identity if a % 8 else a // 8 % len(m.identities)
+    request, session = f"request {a // 64 % 2}", "session"
+    if a // 8 % 32 == 0:
+        request = session = ""
+    return Planned(*planned(m, number, request, session, prompt), script)
+
+
+def planned(
+    m: "Machine", number: int, request: str, session: str, prompt: list[int]
+) -> tuple[ResumePlan, Expected]:
+    """The plan for a prompt, by the library and by the oracle."""
+    plan = m.prefixes.match(
+        m.cache, prompt, m.identities[number], request=request, session=session
+    )
+    who = who_asks(m, number, request, session)
+    expected = m.oracle.store.expected(who, prompt)
+    m.verdicts[plan.verdict.name] += 1
+    what = f"plan for {prompt} of {who}"
+    m.same(
+        what,
+        (plan.verdict.name, plan.length, plan.start),
+        (expected.verdict.name, expected.point, expected.start),
+    )
+    loads = tuple(tuple(numbers.tolist()) for numbers in plan.loads)
+    m.same(f"{what}: loads", loads, expected.loads)
+    if who.shares:
+        m.same(f"{what}: claimed length", plan.claimed_length, expected.claimed)
+        held = tuple(report.held for report in plan.forms)
+        m.same(f"{what}: forms held", held, expected.held)
+    return plan, expected
+
+
+def who_asks(m: "Machine", number: int, request: str, session: str) -> Who:
+    """Whose claims are met in the scope of this moment."""
+    producer = PRODUCER[number]
+    scope = m.scopes[producer]
+    owners = {Scope.REQUEST: request, Scope.SESSION: session}
+    owner = owners.get(scope, "")
+    return Who(
+        identity=producer if scope == Scope.GLOBAL else number,
+        owner=owner,
+        generation=m.generations[producer],
+        shares=m.identities[number].complete
+        and scope != Scope.OFF
+        and not (scope in owners and not owner),
+    )
+
+
+def is_current(m: "Machine", who: Who) -> bool:
+    """Whether the reuse scope is still the one it was found in."""
+    return who.generation == m.generations[PRODUCER[who.identity]]
+
+
+def acquired(m: "Machine", planned: "Planned") -> "Holder | None":
+    """A row under a plan, unless it must be refused."""
+    plan, expected, script = planned
+    waits = expected.verdict == Verdict.NEEDS_IO
+    if waits or (expected.point and not is_current(m, expected.who)):
+        m.refused(LeaseError, m.prefixes.acquire, m.cache, plan)
+        return None
+    row = None if m.full else m.oracle.rows.admit(expected)
+    if row is None:
+        error = NoRoomError if m.full else LeaseError
+        m.refused(error, m.prefixes.acquire, m.cache, plan)
+        return None
+    m.oracle.outer.acquired(expected)
+    m.cache, lease = m.prefixes.acquire(m.cache, plan)
+    return m.hold(row, lease, script)
+
+
+def give_back(m: "Machine", holder: "Holder", *, store: bool) -> None:
+    """A row is released."""
+    if store and is_current(m, holder.row.who):
+        m.oracle.store.publish(holder.row)
+    m.oracle.rows.release(holder.row)
+    m.cache = m.prefixes.release(m.cache, holder.lease, publish=store)
+    m.holders.remove(holder)
+    m.void = holder.lease

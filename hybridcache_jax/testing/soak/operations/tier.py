@@ -1,0 +1,135 @@
+"""Operations on the outer tier: plans that wait are loaded, in time, late or never."""
+
+from typing import TYPE_CHECKING
+
+from hybridcache_jax.codes import Verdict
+from hybridcache_jax.cost import CostModel
+from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.points import Point
+from hybridcache_jax.testing import faults
+from hybridcache_jax.testing.soak.operations.memory import evict_for
+from hybridcache_jax.testing.soak.operations.serving import acquired, matched
+from hybridcache_jax.testing.soak.oracle.outer import CutError, Fault
+from hybridcache_jax.testing.soak.oracle.plans import Rates
+
+if TYPE_CHECKING:
+    from hybridcache_jax.offload.loads import Load
+    from hybridcache_jax.testing.soak.machine import Machine, Planned
+
+# Powers of two: costs are exact, and equal ones are met.
+_BYTE_RATES = (0.0, 2.0**-12, 2.0**-9, 2.0**-7, 2.0**-4)
+
+
+def load(m: "Machine", a: int, b: int, c: int) -> bool:
+    """What a plan waits for is asked back; the plan is kept for later."""
+    if m.tier is None:
+        return False
+    planned = matched(m, a, b, c)
+    if planned.expected.verdict == Verdict.NEEDS_IO:
+        _ask(m, planned, b // 64)
+    else:
+        m.refused(ValueError, m.prefixes.load, m.cache, planned.plan)
+    m.plans = [*m.plans[-3:], planned]
+    return True
+
+
+def load_late(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A plan of before is loaded; much may have happened since."""
+    waiting = [p for p in m.plans if p.expected.verdict == Verdict.NEEDS_IO]
+    if not waiting:
+        return False
+    _ask(m, waiting[a % len(waiting)], b)
+    return True
+
+
+def poll(m: "Machine", a: int, b: int, c: int) -> bool:
+    """Every load goes as far as it does, with something going wrong or not."""
+    if m.tier is None or m.oracle.blocks.evicting():
+        return False
+    _polled(m, _fault(b, c), b)
+    return True
+
+
+def wait(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A request that waits for its load, and gets its row."""
+    if m.tier is None or m.oracle.blocks.evicting():
+        return False
+    planned = matched(m, a, b, c)
+    if planned.expected.verdict == Verdict.NEEDS_IO:
+        _ask(m, planned, 0)
+        _polled(m, Fault(), 0)
+        planned = matched(m, a, b, c)
+    acquired(m, planned)
+    return True
+
+
+def cancel(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A load is given up; what it brought stays."""
+    if not m.loads:
+        return False
+    load = m.loads.pop(a % len(m.loads))
+    m.oracle.outer.cancel(load.number)
+    m.prefixes.cancel(load)
+    return True
+
+
+def set_cost(m: "Machine", a: int, b: int, c: int) -> bool:
+    """The tier becomes faster or slower."""
+    rates = Rates(1.0, _BYTE_RATES[a % len(_BYTE_RATES)])
+    m.oracle.store.rates = rates
+    m.prefixes.cost = CostModel(rates.token, rates.byte)
+    return True
+
+
+def _ask(m: "Machine", planned: "Planned", b: int) -> "Load":
+    """A load, some of them with a deadline."""
+    ticks = b // 4 % 8 if b % 4 == 3 else None
+    deadline = None if ticks is None else int(m.cache.clock) + ticks
+    number = m.oracle.outer.ask(planned.expected, deadline)
+    load = m.prefixes.load(m.cache, planned.plan, deadline=ticks)
+    m.same("number of a load", load.number, number)
+    m.loads = [*m.loads[-7:], load]
+    return load
+
+
+def _fault(b: int, c: int) -> Fault:
+    """Half of all polls go well."""
+    return (
+        Fault(late=1 + b % 5),
+        Fault(error=(OSError, KeyError)[b % 2]),
+        Fault(damage=(LoadStage.DIGEST, LoadStage.LAYOUT)[b % 2]),
+        Fault(cut=(Point.LOAD_VERIFIED, Point.LOAD_READ)[b % 2], passes=b // 2 % 3),
+        *(Fault(),) * 4,
+    )[c % 8]
+
+
+def _polled(m: "Machine", fault: Fault, b: int) -> None:
+    assert m.tier is not None
+    ages, now = m.ages(), int(m.cache.clock)
+    m.tier.delay(fault.late)
+    m.tier.fail(fault.error and fault.error("on purpose"))
+    damage = None
+    if fault.damage is not None:
+        other = faults.other_layout("float16")
+        damage = other if fault.damage == LoadStage.LAYOUT else faults.flipped(b)
+    m.tier.damage(damage)
+    reports = None
+
+    def call():
+        nonlocal reports
+        m.cache, reports = m.prefixes.poll(m.cache)
+
+    died = fault.cut is not None and m.cut(fault.cut, call, fault.passes)
+    if fault.cut is None:
+        call()
+    m.tier.delay(0)
+    m.tier.fail(None)
+    m.tier.damage(None)
+    try:
+        results = m.oracle.outer.poll(now, fault, lambda want: evict_for(m, want, ages))
+    except CutError:
+        m.same("a poll dies", died, True)
+        return
+    m.same("a poll dies", died, False)
+    got = [(r.load.number, r.stage, r.failed) for r in reports or ()]
+    m.same("reports of loads", got, [tuple(result) for result in results])

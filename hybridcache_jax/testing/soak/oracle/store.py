@@ -1,0 +1,227 @@
+"""What is stored: a tree of grid units, and in each the blocks that are claimed.
+
+A unit that nobody can resume behind, because an earlier one lost a form that no replay
+rebuilds, is dropped with everything behind it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from hybridcache_jax.codes import Stage
+from hybridcache_jax.points import Point
+from hybridcache_jax.testing.soak.oracle.blocks import Blocks
+from hybridcache_jax.testing.soak.oracle.ledger import Block, Expected, Row, Who
+from hybridcache_jax.testing.soak.oracle.outer import Outer
+from hybridcache_jax.testing.soak.oracle.plans import Planner, Rates
+
+
+@dataclasses.dataclass(eq=False)
+class Unit:
+    """One grid unit behind a prefix.
+
+    Attributes:
+      claims: per pool, its blocks in order; None where nothing is claimed.
+      children: the units behind it, by their tokens.
+    """
+
+    claims: list[list[Block | None]]
+    children: "dict[tuple[int, ...], Unit]" = dataclasses.field(default_factory=dict)
+
+
+class Store:
+    """Claims of all readers over the blocks of one cache."""
+
+    def __init__(self, blocks: Blocks, grid: int, planner: Planner, outer: Outer):
+        """Nothing is stored."""
+        self.blocks, self.grid, self.outer = blocks, grid, outer
+        self.rates = Rates(1.0, 0.0)
+        self._planner = planner
+        self._roots: dict[Who, dict[tuple[int, ...], Unit]] = {}
+        self._per_unit = [grid // pool.size for pool in blocks.pools]
+
+    def expected(self, who: Who, prompt: Sequence[int]) -> Expected:
+        """The plan for a prompt."""
+        prompt, grid = tuple(prompt), self.grid
+        path = list(self._path(who, prompt))
+        claims = tuple(
+            tuple(block for unit in path for block in unit.claims[pool])
+            for pool in range(len(self.blocks.pools))
+        )
+        here = [
+            {n for n, block in enumerate(part) if block and block.readable}
+            for part in claims
+        ]
+        away = [
+            {n for n, block in enumerate(part) if block and block.loadable}
+            for part in claims
+        ]
+        last = max(len(prompt) - 1, 0)
+        claimed = min(len(path) * grid, last - last % grid)
+        way = self._planner.best(claimed, here, away, self.rates)
+        return Expected(
+            verdict=way.verdict,
+            point=-way.shallow,
+            start=way.start,
+            loads=way.loads,
+            claimed=claimed,
+            held=tuple(
+                here[n].issuperset(pool.required(claimed))
+                for n, pool in enumerate(self.blocks.pools)
+            ),
+            claims=claims,
+            who=who,
+            prompt=prompt,
+        )
+
+    def publish(self, row: Row, *, keep: bool = True) -> bool:
+        """Claims what a row ran; whether there was anything to claim.
+
+        Args:
+          row: the row.
+          keep: whether the blocks are marked, too; not if it was cut short before.
+        """
+        whole = row.length - row.length % self.grid
+        if whole <= row.point or not row.who.shares:
+            return False
+        fresh, path = set(), []
+        children = self._roots.setdefault(row.who, {})
+        for end in range(self.grid, whole + 1, self.grid):
+            tokens = tuple(row.tokens[end - self.grid : end])
+            if tokens not in children:
+                children[tokens] = Unit([[None] * count for count in self._per_unit])
+                fresh.add(children[tokens])
+            path.append(children[tokens])
+            children = path[-1].children
+        points = range(row.point + self.grid, whole + 1, self.grid)
+        taken = [p for p in points if self._checkpointed(row, p)]
+        for index, pool in enumerate(self.blocks.pools):
+            accepted = []
+            for number in range(whole // pool.size):
+                own = None
+                if number < row.point // pool.size:
+                    own = row.claims[index][number]
+                elif pool.grows or any(number in pool.required(p) for p in taken):
+                    own = row.blocks[index].get(number)
+                if own is None:
+                    continue
+                unit = path[number // self._per_unit[index]]
+                claims, place = unit.claims[index], number % self._per_unit[index]
+                older = claims[place]
+                # Of two that are true the older one stays.
+                better = own.readable and not (older and older.readable)
+                if unit in fresh or better:
+                    claims[place], own.claim = own, (claims, place)
+                if claims[place] is own:
+                    accepted.append(own)
+            # A row refers to its last blocks only.
+            for block in accepted[-pool.columns :] if keep else ():
+                block.kept = block.kept or block.readable
+        return True
+
+    def drop(self, gone: Callable[[Who], bool]) -> None:
+        """Takes back all that is claimed for some; the blocks stay."""
+        self._roots = {w: units for w, units in self._roots.items() if not gone(w)}
+
+    def evict(
+        self,
+        wanted: Sequence[int],
+        ages: Sequence[Sequence[int]],
+        cut: Point | None = None,
+    ) -> None:
+        """Evicts: the longest unused go, of equals those at the highest position.
+
+        Args:
+          wanted: per pool, how many are to go.
+          ages: per pool and place, when a block was last in use, as the facts have it.
+          cut: where it dies; what it did to the device is undone.
+        """
+        begun: list[list[Block]] = []
+        for pool, (count, used) in enumerate(zip(wanted, ages, strict=True)):
+            free = self.blocks.evictable(pool) - self.outer.protected(pool)
+            order = sorted(free, key=lambda n: (used[n], -self._at(pool, n).number, n))
+            begun.append([self._at(pool, n) for n in order[:count]])
+        going = [block for part in begun for block in part]
+        for block in going:
+            block.stage = Stage.EVICTING
+        if cut != Point.EVICTION_BEGUN:
+            for part in begun:
+                self.outer.take(part)
+        if cut == Point.EVICTION_FORGOTTEN:
+            self.prune()
+        if cut is not None:
+            for block in going:
+                block.stage = Stage.SEALED
+            return
+        self.settle()
+        for block in going:
+            self.blocks.free(block)
+
+    def settle(self) -> None:
+        """Drops what is stored behind a hole, and blocks that nothing claims."""
+        named = self.prune()
+        for blocks in self.blocks.at:
+            for block in list(blocks.values()):
+                if block.kept and block not in named:
+                    dead = block.evictable
+                    block.kept = False
+                    if dead:
+                        self.blocks.free(block)
+
+    def prune(self) -> set[Block]:
+        """Drops units behind a hole, and what of the tier nothing claims any more.
+
+        Returns:
+          Blocks of which a claim is true.
+        """
+        named: set[Block] = set()
+        for who, units in list(self._roots.items()):
+            self._prune(units, named)
+            if not units:
+                del self._roots[who]
+        self.outer.forget(named)
+        return named
+
+    def _prune(self, units: dict[tuple[int, ...], Unit], named: set[Block]) -> None:
+        for tokens, unit in list(units.items()):
+            held = [
+                [
+                    block
+                    for block in part
+                    if block and (block.readable or block.loadable)
+                ]
+                for part in unit.claims
+            ]
+            if any(
+                pool.grows and len(part) < count
+                for pool, part, count in zip(
+                    self.blocks.pools, held, self._per_unit, strict=True
+                )
+            ):
+                del units[tokens]
+                continue
+            for part in held:
+                named.update(part)
+            self._prune(unit.children, named)
+
+    def _path(self, who: Who, prompt: tuple[int, ...]) -> Iterator[Unit]:
+        """The units of the longest stored prefix of a prompt."""
+        children = self._roots.get(who, {})
+        for end in range(self.grid, len(prompt) + 1, self.grid):
+            unit = children.get(prompt[end - self.grid : end])
+            if unit is None:
+                return
+            yield unit
+            children = unit.children
+
+    def _at(self, pool: int, place: int) -> Block:
+        return self.blocks.at[pool][place]
+
+    def _checkpointed(self, row: Row, point: int) -> bool:
+        """Whether a row has what is exact at a point, so that all else is of use."""
+        return all(
+            point % pool.size == 0
+            and (block := row.blocks[index].get(point // pool.size - 1)) is not None
+            and block.readable
+            for index, pool in enumerate(self.blocks.pools)
+            if pool.exact
+        )
