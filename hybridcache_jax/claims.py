@@ -15,7 +15,7 @@ NOTHING = np.int32(np.iinfo(np.int32).max)
 Holds = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Claims:
     """What the index says about one prompt.
 

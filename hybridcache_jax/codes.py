@@ -101,7 +101,7 @@ _STATUS_TEXT = {
     Status.IDLE: "padding row, nothing to run",
     Status.STALE: (
         "the lease no longer holds: the row or one of its blocks changed hands; "
-        "match and acquire again"
+        "release it, then match and acquire again"
     ),
     Status.BAD_ROW: (
         "the row does not exist or stands twice in the batch; give each lease once"

@@ -48,10 +48,10 @@ class Lease(Receipt):
     Attributes:
       row: the row handed out.
       ticket: the row's ticket; void once the row was released.
-      plan: the proof it was granted on.
+      plan: the proof it was granted on.  Row and ticket alone say which lease it is.
     """
 
-    plan: ResumePlan
+    plan: ResumePlan = dataclasses.field(compare=False)
 
     def inputs(self, tokens: TokenIds) -> StepInputs:
         """Inputs of a step that runs ``tokens`` on this row alone."""
@@ -103,6 +103,7 @@ class Admission:
     start: AnyArray  # [] int32, first position to run
     known: AnyArray  # [] int32, resume point: ids below it are given
     deadline: AnyArray  # [] int32, clock after which the lease is overdue
+    line: AnyArray  # [] int32, tickets of this line are larger
     tokens: AnyArray  # [N] int32, those ids, zeros behind
     since: AnyArray  # [G] int32, first position whose entries count
     held: AnyArray  # [G] int32, entries below are held
@@ -187,6 +188,7 @@ def admission(
         start=np.array(plan.start, np.int32),
         known=np.array(plan.length, np.int32),
         deadline=np.array(deadline, np.int32),
+        line=np.array(plan.line, np.int32),
         tokens=tokens,
         since=np.array(since, np.int32),
         held=np.array(held, np.int32),
@@ -215,11 +217,13 @@ def admit(
         lifecycle.pin(facts, ids, clock)
         for facts, ids in zip(cache.tables, admission.blocks, strict=True)
     )
-    ticket = table.ticket[row] + 1
+    # A step knows a lease by its ticket: one of another line must not fit.
+    tickets = jnp.maximum(table.ticket, admission.line)
+    ticket = tickets[row] + 1
     rows = dataclasses.replace(
         table,
         live=table.live.at[row].set(True),
-        ticket=table.ticket.at[row].set(ticket),
+        ticket=tickets.at[row].set(ticket),
         version=table.version.at[row].set(admission.version),
         provenance=table.provenance.at[row].set(admission.provenance),
         length=table.length.at[row].set(admission.start),

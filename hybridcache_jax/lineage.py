@@ -2,7 +2,8 @@
 
 Claims follow one line of values.  A claim made on one branch could be true of another
 by accident, since both count their epochs alike; so every change leaves a stamp that
-never comes again, and a value without the newest stamp is refused.
+never comes again, and a value without the newest stamp is refused.  For the same
+reason a plan, and the lease that was granted on it, are of use on their own line only.
 """
 
 import dataclasses
@@ -14,17 +15,24 @@ import jax
 import jax.numpy as jnp
 
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.errors import StaleCacheError
+from hybridcache_jax.errors import LeaseError, StaleCacheError
+from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache, StateTable
 
 
 class Lineage:
-    """Remembers the stamp of the newest value."""
+    """Remembers the stamp of the newest value.
+
+    Attributes:
+      name: of the line, at least 1; no other line has it, also after a restart.
+    """
 
     def __init__(self, plan: CapacityPlan):
         """A line that begins with the first value it sees, a cache of ``plan``."""
         self.plan = plan
         self.newest: int | None = None
+        # Tickets count from here on; half of int32 is left for them.
+        self.name = secrets.randbelow(2**30) + 1
 
     def require_newest(self, cache: HybridCache) -> None:
         """Refuses every other value.
@@ -38,6 +46,11 @@ class Lineage:
                 "This cache was made from another plan than this PrefixCache; use the "
                 "one that init(plan) gave."
             )
+        if isinstance(cache.stamp, jax.Array) and cache.stamp.is_deleted():
+            raise StaleCacheError(
+                "The memory of this cache was donated to the call that made the next "
+                "value; go on from that one."
+            )
         stamp = int(cache.stamp)
         if self.newest is None:
             # The first cache seen: nothing is claimed yet.
@@ -47,6 +60,19 @@ class Lineage:
                 "This cache is not the newest value that this PrefixCache returned, "
                 "nor a step made from it. Go on from the newest value; for a new or "
                 "restored cache make a new PrefixCache."
+            )
+
+    def require_own(self, plan: ResumePlan) -> None:
+        """Refuses plans of other lines.
+
+        Raises:
+          LeaseError: for a plan that another PrefixCache made.
+        """
+        if plan.line != self.name:
+            raise LeaseError(
+                "This plan, or the lease that was granted on it, comes from another "
+                "PrefixCache or from before a restart; it names blocks of another "
+                "memory. Match and acquire here."
             )
 
     def stamped(self, cache: HybridCache) -> HybridCache:

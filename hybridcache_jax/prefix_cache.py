@@ -7,6 +7,7 @@ thread.  They lie by topic: leases, room, sequences and shadow runs in files of 
 names.
 """
 
+import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
@@ -83,10 +84,12 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
                 f"The prompt has {len(ids)} tokens, the plan allows "
                 f"{self.plan.max_length}; shorten it or plan a larger max_length."
             )
-        if approximate_replay is not None and approximate_replay < 1:
+        if approximate_replay is not None and (
+            not isinstance(approximate_replay, int) or approximate_replay < 1
+        ):
             raise ValueError(
-                f"approximate_replay must be >= 1 token, got {approximate_replay}; "
-                "None asks for exact plans only."
+                f"approximate_replay must be a whole number of tokens, 1 at least, got "
+                f"{approximate_replay!r}; None asks for exact plans only."
             )
         key = self._rollout.key(identity, request=request, session=session)
         facts, known = self._upkeep.facts(cache), Contents.of(contents, len(ids))
@@ -126,11 +129,14 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
           contents: likewise.
 
         Raises:
-          ValueError: if the contents are no disjoint spans of the tokens.
+          ValueError: if the tokens are no flat sequence of int32 integers, or if the
+            contents are no disjoint spans of them.
         """
         key = self._rollout.key(identity, request=request, session=session)
-        known = Contents.of(contents, len(tokens))
-        return make_cold_plan(self.plan.spec, len(tokens), key, self.cost, known)
+        ids = token_array(tokens)
+        known = Contents.of(contents, len(ids))
+        plan = make_cold_plan(self.plan.spec, len(ids), key, self.cost, known)
+        return dataclasses.replace(plan, line=self._line.name)
 
     def warm_up(
         self, cache: HybridCache, identity: Identity, *, sequences: bool = False
@@ -169,7 +175,7 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
         key: Key,
         contents: Contents,
     ) -> ResumePlan:
-        return make_plan(
+        plan = make_plan(
             self.plan.spec,
             facts,
             self._index,
@@ -179,3 +185,4 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
             self.cost,
             contents,
         )
+        return dataclasses.replace(plan, line=self._line.name)

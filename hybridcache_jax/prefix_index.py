@@ -6,12 +6,13 @@ grid, so that every cut is a resume point.  The index may be stale: nothing read
 its word, every claim is checked against the facts before use.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
-from hybridcache_jax.claims import Claims, Holds, Node, Sizes, join
+from hybridcache_jax.claims import NOTHING, Claims, Holds, Node, Sizes, join
 from hybridcache_jax.contents import ContentKeys, Contents
 from hybridcache_jax.index_pruning import Pruning
 from hybridcache_jax.rollout import Key
@@ -35,6 +36,8 @@ class PrefixIndex:
         self._sizes = Sizes(spec)
         self._roots: dict[Key, dict[bytes, Node]] = {}
         self._content_keys = ContentKeys(placeholders)
+        # While claims are provisional: pool, ids and epochs of each insertion.
+        self._inserted: list[tuple[int, np.ndarray, np.ndarray]] | None = None
 
     @property
     def stored_tokens(self) -> int:
@@ -154,6 +157,24 @@ class PrefixIndex:
             named = [node.content_keys for node in self._nodes()]
             self._content_keys.keep(join([k for k in named if k is not None]))
 
+    @contextlib.contextmanager
+    def provisional(self) -> Iterator[None]:
+        """What is inserted meanwhile is taken back if an error ends it.
+
+        Who is interrupted goes on from an older value, where the same blocks, of the
+        same epochs, may come to hold other tokens.
+        """
+        self._inserted = []
+        try:
+            yield
+        except BaseException:
+            for pool, ids, epochs in self._inserted:
+                nothing = np.full(len(ids), NOTHING), np.zeros(len(ids), np.int32)
+                self._lead(pool, (ids, epochs), nothing)
+            raise
+        finally:
+            self._inserted = None
+
     def prune(
         self, holds_for: Callable[[Key], Holds], essential: Sequence[int]
     ) -> tuple[np.ndarray, ...]:
@@ -213,8 +234,11 @@ class PrefixIndex:
           old: ``[n]`` int32 ids and epochs that were claimed.
           new: ``[n]`` int32 ids and epochs where the same content lies now.
         """
-        if not len(old[0]):
-            return
+        if len(old[0]):
+            self._lead(pool, old, new)
+
+    def _lead(self, pool: int, old, new) -> None:
+        """Replaces claims wherever they stand; there is at least one."""
         order = np.argsort(old[0])
         ids, epochs = old[0][order], old[1][order]
         for node in self._nodes():
@@ -242,6 +266,8 @@ class PrefixIndex:
         A long prompt arrives chunk by chunk; one node per chunk would make every
         later lookup walk thousands of them.
         """
+        for pool in range(len(self._sizes.tokens)):
+            self._claimed_now(pool, self._sizes.of(rest.claimed, pool))
         leaf = path[-1] if path else None
         if leaf is None or leaf.children or len(leaf.tokens) >= _LONG_EDGE:
             children[unit] = rest
@@ -260,12 +286,18 @@ class PrefixIndex:
                 continue
             new = self._sizes.of(fresh.claimed, pool)[:, : len(good)]
             kept = good | ~pruning.good(pool, fresh.claimed)[: len(good)]
+            self._claimed_now(pool, new[:, ~kept])
             pairs = np.where(kept, self._sizes.of(claimed, pool), new)
             at = 0
             for node in path:
                 end = at + len(node.tokens) // size
                 self._sizes.of(node.claimed, pool)[:] = pairs[:, at:end]
                 at = end
+
+    def _claimed_now(self, pool: int, pairs: np.ndarray) -> None:
+        ids, epochs = pairs[:, pairs[0] != NOTHING]
+        if self._inserted is not None and len(ids):
+            self._inserted.append((pool, ids, epochs))
 
     def _claims(
         self,

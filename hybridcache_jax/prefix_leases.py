@@ -40,11 +40,13 @@ class LeaseMethods(PrefixParts):
         Raises:
           ValueError: for a deadline below 1 or beyond the clock's end.
           LeaseError: if a block of the plan changed hands since or the producer's
-            scope changed (match again), or if the plan waits for I/O.
+            scope changed (match again), if the plan waits for I/O, or if another
+            ``PrefixCache`` made it.
           NoRoomError: if every row is taken.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
+        self._line.require_own(plan)
         if plan.verdict == Verdict.NEEDS_IO:
             raise LeaseError(
                 f"The plan resumes at {plan.length} only once its blocks are loaded; "
@@ -91,12 +93,22 @@ class LeaseMethods(PrefixParts):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        return self._line.stamped(self._publish(cache, lease, finished=False))
+        self._line.require_own(lease.plan)
+        with self._index.provisional():
+            published = self._publish(cache, lease, finished=False)
+        if published is None:
+            raise LeaseError(
+                f"The lease on row {lease.row} no longer holds; nothing was published. "
+                "Release it, then match and acquire again."
+            )
+        return self._line.stamped(published)
 
     def release(
         self, cache: HybridCache, lease: Receipt, *, publish: bool = True
     ) -> HybridCache:
         """Gives a row back; its blocks are freed unless a stored prefix holds them.
+
+        A row that has gone stale is given back, too; it publishes nothing.
 
         Args:
           cache: the cache.
@@ -110,15 +122,18 @@ class LeaseMethods(PrefixParts):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        if publish:
-            if not isinstance(lease, Lease):
-                raise ValueError(
-                    f"The receipt of row {lease.row} does not say what may be stored; "
-                    "release it with publish=False."
-                )
-            cache = self._publish(cache, lease, finished=True)
-            self._at(Point.RELEASE_PUBLISHED)
-        cache, status = self._release(cache, lease.row, lease.ticket)
+        if publish and not isinstance(lease, Lease):
+            raise ValueError(
+                f"The receipt of row {lease.row} does not say what may be stored; "
+                "release it with publish=False."
+            )
+        with self._index.provisional():
+            if publish and isinstance(lease, Lease):
+                self._line.require_own(lease.plan)
+                published = self._publish(cache, lease, finished=True)
+                cache = cache if published is None else published
+                self._at(Point.RELEASE_PUBLISHED)
+            cache, status = self._release(cache, lease.row, lease.ticket)
         if int(status) != Status.OK:
             raise LeaseError(
                 f"Row {lease.row} is not held by ticket {lease.ticket}; a lease is "
@@ -171,15 +186,13 @@ class LeaseMethods(PrefixParts):
 
     def _publish(
         self, cache: HybridCache, lease: Lease, *, finished: bool
-    ) -> HybridCache:
+    ) -> HybridCache | None:
+        """The cache with what the row offers; None if its lease no longer holds."""
         row, ticket = np.array([lease.row]), np.array([lease.ticket])
         status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
         if status[0] != Status.OK:
             self._watch.stale(Where.PUBLISH)
-            raise LeaseError(
-                f"The lease on row {lease.row} no longer holds; nothing was published. "
-                "Match and acquire again."
-            )
+            return None
         key, contents = lease.plan.key, lease.plan.contents
         if int(view.provenance[0]) > key.provenance:
             raise LeaseError(

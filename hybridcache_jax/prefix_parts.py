@@ -28,6 +28,12 @@ from hybridcache_jax.shadow import Shadow
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.upkeep import Upkeep
 
+_NAMES = {
+    "policy": 'a ReusePolicy, such as ReusePolicy("session")',
+    "metrics": "Metrics over a registry, such as Metrics(MemoryRegistry())",
+    "tier": 'a HostTier, such as HostTier(plan, budget="1GiB")',
+}
+
 
 class PrefixParts:
     """Claims about one line of caches, and everything that keeps them true."""
@@ -54,7 +60,19 @@ class PrefixParts:
             saying which (``contents`` of :meth:`match`) is not reused from there on.
           tier: takes what is evicted, so that it can be loaded again; None to lose it.
           at: called with every point that is passed, to inject faults.
+
+        Raises:
+          ValueError: for a policy, metrics or a tier of another type.
         """
+        for name, given, expected in (
+            ("policy", policy, ReusePolicy),
+            ("metrics", metrics, Metrics),
+            ("tier", tier, HostTier | None),
+        ):
+            if not isinstance(given, expected):
+                raise ValueError(
+                    f"PrefixCache takes {name} as {_NAMES[name]}, got {given!r}."
+                )
         self.plan = plan
         self.cost = cost
         self._rollout = Rollout(policy)

@@ -22,13 +22,36 @@ class RoomMethods(PrefixParts):
         Args:
           cache: the cache.
           blocks: per pool, free blocks wanted.
+
+        Raises:
+          ValueError: for another number of pools than the plan has.
+          StaleCacheError: if the cache is not the newest value of its line.
         """
+        if len(blocks) != len(self.plan.blocks):
+            raise ValueError(
+                f"make_room takes free blocks for each of {len(self.plan.blocks)} "
+                f"pools, got {len(blocks)} numbers; give 0 where none are wanted."
+            )
         self._line.require_newest(cache)
         after = self._upkeep.make_room(cache, blocks)
         return cache if after is cache else self._line.stamped(after)
 
     def evict(self, cache: HybridCache, form: Form) -> HybridCache:
-        """Evicts every stored block of one form that nobody has pinned."""
+        """Evicts every stored block of one form that nobody has pinned.
+
+        Args:
+          cache: the cache.
+          form: which; nothing goes for a form that no pool holds.
+
+        Raises:
+          ValueError: for what is no :class:`Form`.
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        if not isinstance(form, Form):
+            raise ValueError(
+                f"{form!r} is no form; expected one of hybridcache_jax.Form, such as "
+                "Form.FULL_KV."
+            )
         self._line.require_newest(cache)
         counts = [
             count if pool.form == form else 0

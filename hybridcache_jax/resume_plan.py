@@ -47,7 +47,7 @@ class FormReport:
         return self.reason == Reason.OK
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ResumePlan:
     """Verdict, resume point, and why.  Made by ``PrefixCache.match``.
 
@@ -83,6 +83,7 @@ class ResumePlan:
       contents: what the prompt's placeholder tokens stand for.
       stored_content: content id that the store has at ``shared_length``; None for a
         token without content.
+      line: which ``PrefixCache`` made it; 0 for none, and then nobody grants it.
     """
 
     verdict: Verdict
@@ -105,6 +106,7 @@ class ResumePlan:
     claims: Claims
     contents: Contents = Contents()
     stored_content: ContentId | None = None
+    line: int = 0
 
     @property
     def identity(self) -> Identity:

@@ -1,6 +1,6 @@
 """Metrics: what happened, in short calls, on a registry that the user hands in."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hybridcache_jax.codes import Status, Verdict
 from hybridcache_jax.forms import Form
@@ -13,8 +13,10 @@ from hybridcache_jax.observe.declarations import (
     Why,
 )
 from hybridcache_jax.observe.registry import Registry
-from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.resume_plan import ResumePlan
+
+if TYPE_CHECKING:
+    from hybridcache_jax.offload.loads import LoadStage
 
 
 class Metrics:
@@ -156,7 +158,7 @@ class Metrics:
         self._add("loaded_bytes_total", size, form.name)
         self.stored(form, blocks, size)
 
-    def load_failed(self, stage: LoadStage) -> None:
+    def load_failed(self, stage: "LoadStage") -> None:
         """A load from an outer tier failed at this stage; it registered nothing."""
         self._add("load_failures_total", 1, stage)
 

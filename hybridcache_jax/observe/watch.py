@@ -6,6 +6,7 @@ Nothing is computed unless there is a registry.
 import collections
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,10 +15,12 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.observe.declarations import Where, Why
 from hybridcache_jax.observe.metrics import Metrics
-from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
+
+if TYPE_CHECKING:
+    from hybridcache_jax.offload.loads import LoadStage
 
 
 class Watch:
@@ -146,7 +149,7 @@ class Watch:
         if self._on and blocks:
             self._metrics.loaded(form, blocks, blocks * size)
 
-    def load_failed(self, stage: LoadStage) -> None:
+    def load_failed(self, stage: "LoadStage") -> None:
         """See :meth:`Metrics.load_failed`."""
         self._metrics.load_failed(stage)
 

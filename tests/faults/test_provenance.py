@@ -65,7 +65,7 @@ def test_a_bounded_replay_is_asked_for_and_says_what_it_is():
     # As long as the exact one, or longer: that one is taken, and is exact.
     for enough in (5, 6, 100):
         assert ask(session, enough).to_dict() == exact.to_dict()
-    with pytest.raises(ValueError, match="approximate_replay must be >= 1"):
+    with pytest.raises(ValueError, match="approximate_replay must be a whole number"):
         ask(session, 0)
 
 

@@ -78,7 +78,8 @@ class Store:
 
         Args:
           row: the row.
-          keep: whether the blocks are marked, too; not if it was cut short before.
+          keep: whether it comes to an end; if not, new claims are taken back, and of
+            the tokens it is known that they were there.
         """
         whole = row.length - row.length % self.grid
         if whole <= row.point or not row.who.shares:
@@ -110,6 +111,9 @@ class Store:
                 # Of two that are true the older one stays.
                 better = own.readable and not (older and older.readable)
                 if unit in fresh or better:
+                    if not keep:
+                        claims[place] = None
+                        continue
                     claims[place], own.claim = own, (claims, place)
                 if claims[place] is own:
                     accepted.append(own)
