@@ -90,11 +90,20 @@ class Upkeep:
 
     def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
         """See :meth:`hybridcache_jax.PrefixCache.make_room`."""
-        short = [
-            max(0, want - int(table.num_free))
-            for want, table in zip(blocks, cache.tables, strict=True)
-        ]
-        return self.evict(cache, short, Why.ROOM) if any(short) else cache
+
+        def short(cache: HybridCache) -> list[int]:
+            return [
+                max(0, want - int(table.num_free))
+                for want, table in zip(blocks, cache.tables, strict=True)
+            ]
+
+        if not any(short(cache)):
+            return cache
+        # What nobody can resume goes before anything that somebody can.
+        after = self.without_dead_weight(cache)
+        self._watch.lost(cache, after)
+        left = short(after)
+        return self.evict(after, left, Why.ROOM) if any(left) else after
 
     def evict(self, cache: HybridCache, counts: Sequence[int], why: Why) -> HybridCache:
         """Evicts up to so many blocks of each pool, in two phases.

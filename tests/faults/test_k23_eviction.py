@@ -14,7 +14,14 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax import Form, LeaseError, Reason, Verdict, eviction
+from hybridcache_jax import (
+    Form,
+    LeaseError,
+    Reason,
+    ReusePolicy,
+    Verdict,
+    eviction,
+)
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing import faults
@@ -85,6 +92,25 @@ def test_what_is_left_is_claimed_and_what_is_found_is_right(name, acts):
         plan = answer(session, [*prompt, 7])
         if plan.verdict != Verdict.RESUMABLE:
             assert plan.reason != Reason.OK
+
+
+def test_dead_weight_goes_before_what_can_be_resumed():
+    """However young it is: a request that is over leaves what nobody finds."""
+    session = toy.Session(toy.only_full(), policy=ReusePolicy("request"))
+    prefixes, identity = session.prefixes, session.model.identity
+    for request, prompt in ("1", PROMPTS[0]), ("2", PROMPTS[1]):
+        plan = prefixes.match(session.cache, prompt, identity, request=request)
+        lease = session.acquire(plan)
+        session.feed(lease, prompt)
+        session.release(lease)
+    prefixes.end_request(plan)
+    free = int(session.cache.tables[0].num_free)
+    wanted = free + len(PROMPTS[1]) // 4
+    session.put(prefixes.make_room(session.cache, [wanted]))
+    assert int(session.cache.tables[0].num_free) == wanted
+    older = [*PROMPTS[0], 7]
+    again = prefixes.match(session.cache, older, identity, request="1")
+    assert (again.verdict, again.length) == (Verdict.RESUMABLE, len(PROMPTS[0]))
 
 
 @pytest.mark.parametrize("name", toy.marked(["fine", "csa", "sparse"], "fine"))

@@ -46,6 +46,44 @@ CLAIMS = (
         ("tests/core/test_lineage.py::test_an_older_or_a_foreign_value_is_refused",),
     ),
     Mutation(
+        "plans-of-other-lines-granted",
+        "lineage.py",
+        "if plan.line != self.name:",
+        "if plan.line < 0:",
+        "a plan of another cache names blocks of this one",
+        ("tests/faults/test_other_lines.py::test_a_plan_of_another_cache_is_refused",),
+    ),
+    Mutation(
+        "tickets-of-two-lines-meet",
+        "lease.py",
+        "tickets = jnp.maximum(table.ticket, admission.line)",
+        "tickets = jnp.maximum(table.ticket, 0)",
+        "a lease of another cache runs a row of this one",
+        (
+            "tests/faults/test_other_lines.py::test_after_a_restart_nothing_of_before_fits",
+        ),
+    ),
+    Mutation(
+        "claims-of-a-cut-publication-stay",
+        "prefix_index.py",
+        "self._lead(pool, (ids, epochs), nothing)",
+        "pass",
+        "what a retry writes is found under other tokens",
+        (
+            "tests/faults/test_other_lines.py::test_an_interrupted_publish_leaves_no_claim_on_what_a_retry_writes",
+        ),
+    ),
+    Mutation(
+        "dead-weight-goes-by-age",
+        "upkeep.py",
+        "        self._watch.lost(cache, after)\n        left = short(after)",
+        "        after = cache\n        left = short(after)",
+        "what can be resumed makes room while dead weight lies there",
+        (
+            "tests/faults/test_k23_eviction.py::test_dead_weight_goes_before_what_can_be_resumed",
+        ),
+    ),
+    Mutation(
         "unknown-producers-share",
         "identity.py",
         "return bool(self.weights) and bool(self.config) and bool(self.layout)",

@@ -51,11 +51,18 @@ def make_room(m: "Machine", a: int, b: int, c: int) -> bool:
 
 def evict_for(m: "Machine", want: list[int], ages: list[list[int]]) -> bool:
     """The oracle evicts until so much is free; whether there was need to."""
-    room = m.oracle.blocks.room
-    short = [max(0, n - free) for n, free in zip(want, room, strict=True)]
-    if any(short):
-        m.oracle.store.evict(short, ages)
-    return any(short)
+
+    def short() -> list[int]:
+        room = m.oracle.blocks.room
+        return [max(0, n - free) for n, free in zip(want, room, strict=True)]
+
+    if not any(short()):
+        return False
+    # Dead weight goes before anything that can be resumed.
+    m.oracle.store.settle()
+    if any(short()):
+        m.oracle.store.evict(short(), ages)
+    return True
 
 
 def begin_eviction(m: "Machine", a: int, b: int, c: int) -> bool:
