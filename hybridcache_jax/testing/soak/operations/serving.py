@@ -73,11 +73,7 @@ def release(m: "Machine", a: int, b: int, c: int) -> bool:
     holder = m.holder(a)
     if holder is None:
         return False
-    store = b % 8 > 0
-    if store and holder.row.stale:
-        m.refused(LeaseError, m.prefixes.release, m.cache, holder.lease)
-        store = False
-    give_back(m, holder, store=store)
+    give_back(m, holder, store=b % 8 > 0)
     return True
 
 
@@ -158,8 +154,8 @@ def acquired(m: "Machine", planned: "Planned") -> "Holder | None":
 
 
 def give_back(m: "Machine", holder: "Holder", *, store: bool) -> None:
-    """A row is released."""
-    if store and is_current(m, holder.row.who):
+    """A row is released; a stale one stores nothing."""
+    if store and not holder.row.stale and is_current(m, holder.row.who):
         m.oracle.store.publish(holder.row)
     m.oracle.rows.release(holder.row)
     m.cache = m.prefixes.release(m.cache, holder.lease, publish=store)
