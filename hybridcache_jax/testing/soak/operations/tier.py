@@ -7,7 +7,7 @@ from hybridcache_jax.cost import CostModel
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing import faults
-from hybridcache_jax.testing.soak.operations.memory import evict_for
+from hybridcache_jax.testing.soak.operations.memory import evict, evict_for
 from hybridcache_jax.testing.soak.operations.serving import acquired, matched
 from hybridcache_jax.testing.soak.oracle.outer import CutError, Fault
 from hybridcache_jax.testing.soak.oracle.plans import Rates
@@ -51,13 +51,18 @@ def poll(m: "Machine", a: int, b: int, c: int) -> bool:
 
 
 def wait(m: "Machine", a: int, b: int, c: int) -> bool:
-    """A request that waits for its load, and gets its row."""
+    """A request that waits for its load, and gets its row if that goes well."""
     if m.tier is None or m.oracle.blocks.evicting():
         return False
+    # A whole stream, of which something is stored more often than of others.
+    c -= c % 2
+    if a // 4 % 2:
+        for form in range(len({pool.form for pool in m.model.plan.spec.pools})):
+            evict(m, form, 0, 0)
     planned = matched(m, a, b, c)
     if planned.expected.verdict == Verdict.NEEDS_IO:
         _ask(m, planned, 0)
-        _polled(m, Fault(), 0)
+        _polled(m, _fault(b // 32, c // 32), b)
         planned = matched(m, a, b, c)
     acquired(m, planned)
     return True
