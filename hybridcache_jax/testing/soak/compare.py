@@ -111,6 +111,29 @@ def state(machine: "Machine", holder: "Holder | None") -> None:
         machine.same("state", toy.differences(held, cold), [])
 
 
+def overdue(machine: "Machine") -> None:
+    """Leases that outlived their deadline, and what they keep.
+
+    Raises:
+      DivergenceError: if one is missing, too many, or said to keep something else.
+    """
+    now, want = int(machine.cache.clock), []
+    for holder in sorted(machine.holders, key=lambda holder: holder.lease.row):
+        row, lease = holder.row, holder.lease
+        if row.deadline is not None and row.deadline < now:
+            blocks = tuple(len(held) for held in row.blocks)
+            nbytes = sum(
+                pool.nbytes * count
+                for pool, count in zip(machine.oracle.pools, blocks, strict=True)
+            )
+            want.append((lease.row, lease.ticket, now - row.deadline, blocks, nbytes))
+    got = [
+        (late.row, late.ticket, late.late, late.blocks, late.nbytes)
+        for late in machine.prefixes.overdue(machine.cache)
+    ]
+    machine.same("overdue", got, want)
+
+
 def _equal(what: str, got, want: np.ndarray) -> None:
     got = np.asarray(got)
     if not np.array_equal(got, want):

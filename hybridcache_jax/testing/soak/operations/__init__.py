@@ -4,7 +4,7 @@ An operation is a function of the machine and three numbers.  It does one thing 
 library and to the oracle, compares what both say of it, and tells whether there was
 anything to do.
 
-``serving``    match, admit, step, publish, release
+``serving``    match, admit, step, publish, renew, release
 ``sequences``  fork, reorder, rewind, settle
 ``memory``     evictions, finished or not, and what recovers from them
 ``tier``       loads from the outer tier, and what goes wrong with them
@@ -32,12 +32,14 @@ _DRAWN: tuple[tuple[Callable[[Any, int, int, int], bool], int], ...] = (
     (serving.step, 40),
     (serving.publish, 8),
     (serving.release, 10),
+    (serving.renew, 2),
     (sequences.fork, 3),
     (sequences.reorder, 3),
     (sequences.rewind, 5),
     (sequences.settle, 3),
     (memory.evict, 3),
     (memory.make_room, 4),
+    (memory.shrink, 2),
     (memory.begin_eviction, 2),
     (memory.crash, 2),
     (memory.cut_short, 2),

@@ -65,6 +65,31 @@ def evict_for(m: "Machine", want: list[int], ages: list[list[int]]) -> bool:
     return True
 
 
+def shrink(m: "Machine", a: int, b: int, c: int) -> bool:
+    """So many bytes of stored blocks go: windows first, the history last."""
+    if m.oracle.blocks.evicting():
+        return False
+    most = sum(pool.nbytes * pool.count for pool in m.oracle.pools)
+    nbytes, ages = a * (b % 4) % (most // 2), m.ages()
+    m.cache = m.prefixes.shrink(m.cache, nbytes)
+    m.oracle.store.settle()
+    ranked = []
+    for index, pool in enumerate(m.oracle.pools):
+        rank = 2 if pool.grows else int(pool.exact)
+        kept = m.oracle.outer.protected(index)
+        for place in m.oracle.blocks.evictable(index) - kept:
+            first = m.oracle.blocks.at[index][place].number * pool.size
+            ranked.append((rank, ages[index][place], -first, index, place))
+    wanted = [0] * len(m.oracle.pools)
+    for *_, index, _ in sorted(ranked):
+        if nbytes <= 0:
+            break
+        wanted[index] += 1
+        nbytes -= m.oracle.pools[index].nbytes
+    m.oracle.store.evict(wanted, ages)
+    return True
+
+
 def begin_eviction(m: "Machine", a: int, b: int, c: int) -> bool:
     """An eviction that is interrupted between its phases; others go on."""
     if m.oracle.blocks.evicting():

@@ -17,8 +17,9 @@ def misuse(m: "Machine", a: int, b: int, c: int) -> bool:
 
 
 def inspect(m: "Machine", a: int, b: int, c: int) -> bool:
-    """All laws, and what one row holds against a cold run."""
+    """All laws, what is overdue, and what one row holds against a cold run."""
     compare.state(m, m.holder(a))
+    compare.overdue(m)
     return True
 
 

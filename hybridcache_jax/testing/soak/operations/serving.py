@@ -23,8 +23,9 @@ def match(m: "Machine", a: int, b: int, c: int) -> bool:
 
 
 def admit(m: "Machine", a: int, b: int, c: int) -> bool:
-    """A plan, and a row under it."""
-    acquired(m, matched(m, a, b, c))
+    """A plan, and a row under it, some with a deadline."""
+    ticks = b // 64 % 16
+    acquired(m, matched(m, a, b, c), ticks if 0 < ticks < 6 else None)
     return True
 
 
@@ -74,6 +75,21 @@ def release(m: "Machine", a: int, b: int, c: int) -> bool:
     if holder is None:
         return False
     give_back(m, holder, store=b % 8 > 0)
+    return True
+
+
+def renew(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A lease gets another deadline, or none."""
+    holder = m.holder(a)
+    if holder is None:
+        return False
+    ticks = (None, 1, 2, 4, 8, 0)[b % 6]
+    if ticks == 0 or holder.row.stale:
+        error = LeaseError if ticks != 0 else ValueError
+        m.refused(error, m.prefixes.renew, m.cache, holder.lease, ticks)
+        return True
+    holder.row.deadline = None if ticks is None else int(m.cache.clock) + ticks
+    m.cache = m.prefixes.renew(m.cache, holder.lease, ticks)
     return True
 
 
@@ -136,8 +152,16 @@ def is_current(m: "Machine", who: Who) -> bool:
     return who.generation == m.generations[PRODUCER[who.identity]]
 
 
-def acquired(m: "Machine", planned: "Planned") -> "Holder | None":
-    """A row under a plan, unless it must be refused."""
+def acquired(
+    m: "Machine", planned: "Planned", ticks: int | None = None
+) -> "Holder | None":
+    """A row under a plan, unless it must be refused.
+
+    Args:
+      m: the machine.
+      planned: the plan.
+      ticks: of the clock until the lease is overdue; None for never.
+    """
     plan, expected, script = planned
     waits = expected.verdict == Verdict.NEEDS_IO
     if waits or (expected.point and not is_current(m, expected.who)):
@@ -149,7 +173,8 @@ def acquired(m: "Machine", planned: "Planned") -> "Holder | None":
         m.refused(error, m.prefixes.acquire, m.cache, plan)
         return None
     m.oracle.outer.acquired(expected)
-    m.cache, lease = m.prefixes.acquire(m.cache, plan)
+    row.deadline = None if ticks is None else int(m.cache.clock) + ticks
+    m.cache, lease = m.prefixes.acquire(m.cache, plan, deadline=ticks)
     return m.hold(row, lease, script)
 
 

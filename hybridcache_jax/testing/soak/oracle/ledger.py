@@ -189,6 +189,7 @@ class Row:
       held: per pool, positions below are never written.
       blocks: per pool, its blocks by number.
       claims: what was claimed when it was matched.
+      deadline: clock after which its lease is overdue; None for never.
     """
 
     who: Who
@@ -200,6 +201,7 @@ class Row:
     held: list[int]
     blocks: list[dict[int, Block]]
     claims: Claimed
+    deadline: int | None = None
 
     @property
     def length(self) -> int:
