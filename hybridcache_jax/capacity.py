@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from hybridcache_jax.forms import RULES, Form
-from hybridcache_jax.retention import Policies, Retention, policies
+from hybridcache_jax.retention import Policies, Retention, policies, stored_policy
 from hybridcache_jax.retention_cost import RetentionCost, retention_cost
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.validate import alignment, layout
@@ -289,7 +289,7 @@ def plan_capacity(
     def plan(grids: int) -> CapacityPlan:
         tokens = grids * spec.grid
         blocks = tuple(
-            base + _stored_blocks(spec, pool, _policy(kept, pool.form), tokens, length)
+            base + _stored_blocks(spec, pool, kept, tokens, length)
             for base, pool in zip(least, spec.pools, strict=True)
         )
         return CapacityPlan(
@@ -444,9 +444,10 @@ def _held_back(spec: CacheSpec, policy: Retention) -> int:
 
 
 def _stored_blocks(
-    spec: CacheSpec, pool: PoolSpec, policy: Retention, tokens: int, length: int
+    spec: CacheSpec, pool: PoolSpec, retention: Policies, tokens: int, length: int
 ) -> int:
     """Blocks of a pool for so many tokens of stored sequences of a length."""
     if RULES[pool.form].grows:
         return tokens // pool.block_tokens
+    policy = stored_policy(spec, lambda form: _policy(retention, form), pool.form)
     return policy.stored_blocks(pool, tokens, grid=spec.grid, length=length)

@@ -9,7 +9,8 @@ back while it runs, and how many blocks a plan sets aside.
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -192,6 +193,39 @@ def policies(
         for form in sorted(retention)
         if retention[form] != Retention.every_block()
     )
+
+
+def stored_policy(
+    spec: CacheSpec, policy: Callable[[Form], Retention], form: Form
+) -> Retention:
+    """At which points a bounded form is stored: where all of them are kept.
+
+    One form beside another that is not there is of no use to a resume point.  A
+    checkpoint is: a replay starts from it.
+
+    Args:
+      spec: what is cached.
+      policy: the policy of each bounded form.
+      form: which.
+
+    Returns:
+      The policy whose points those are; of ends and a distance the ends, which may be
+      more.
+    """
+    if RULES[form].exact:
+        return policy(form)
+    bounded = {pool.form for pool in spec.pools if not RULES[pool.form].grows}
+    all_of_them = [policy(other) for other in sorted(bounded)]
+    kinds = {each.keep for each in all_of_them}
+    if Keep.NONE in kinds:
+        return Retention.none()
+    if Keep.ENDS in kinds:
+        return Retention.ends()
+    distance = math.lcm(*(each.distance(spec.grid) for each in all_of_them))
+    if distance == spec.grid:
+        return Retention.every_block()
+    # No sequence is that long.
+    return Retention.every(distance) if distance < 2**31 else Retention.none()
 
 
 def point_blocks(pool: PoolSpec, grid: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hybridcache_jax.forms import RULES, Form
 from hybridcache_jax.replay import replay_start
-from hybridcache_jax.retention import Retention, point_blocks
+from hybridcache_jax.retention import Retention, point_blocks, stored_policy
 from hybridcache_jax.spec import CacheSpec
 
 # Enough sequences that what one of them keeps is not rounded away.
@@ -26,7 +26,7 @@ class PoolCost:
 
     Attributes:
       pool: its name.
-      policy: at which resume points it is kept.
+      policy: at which resume points it is stored: where all bounded forms are kept.
       point_bytes: most bytes that one retained point holds.
       bytes_per_1000_tokens: bytes that 1,000 stored tokens keep, neighbouring points
         sharing blocks.
@@ -82,7 +82,7 @@ def retention_cost(
     tokens = _MANY * (length + -length % grid)
     costs = []
     for pool in bounded:
-        rule = policy(pool.form)
+        rule = stored_policy(spec, policy, pool.form)
         blocks = rule.stored_blocks(pool, tokens, grid=grid, length=length)
         one = point_blocks(pool, grid) * pool.block_bytes
         costs.append(

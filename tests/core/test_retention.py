@@ -85,6 +85,35 @@ def test_a_plan_sets_aside_what_its_stored_sequences_keep(policy, runs):
         assert kept <= aside <= tokens // 2
 
 
+@pytest.mark.parametrize(
+    ("windows", "tails", "both"),
+    [
+        (Retention.every(16), Retention.every(24), Retention.every(48)),
+        (Retention.every_block(), Retention.every(16), Retention.every(16)),
+        (Retention.every_block(), Retention.none(), Retention.none()),
+        (Retention.ends(), Retention.none(), Retention.none()),
+        (Retention.every_block(), Retention.ends(), Retention.ends()),
+    ],
+)
+def test_what_is_stored_is_kept_by_all(windows, tails, both):
+    """A window beside a tail that is not there is not stored, so not planned for."""
+    bare, made, same = (
+        plan(retention, stored_tokens=tokens)
+        for retention, tokens in (
+            ({Form.SWA_WINDOW: windows, Form.UNCOMPRESSED_TAIL: tails}, 0),
+            ({Form.SWA_WINDOW: windows, Form.UNCOMPRESSED_TAIL: tails}, 640),
+            (both, 640),
+        )
+    )
+    least = plan(both, stored_tokens=0)
+    for number in (0, 1, 3):
+        aside = made.blocks[number] - bare.blocks[number]
+        assert aside == same.blocks[number] - least.blocks[number]
+    promised = made.retention_cost(), same.retention_cost()
+    sizes = [[p.bytes_per_1000_tokens for p in cost.pools] for cost in promised]
+    assert sizes[0] == sizes[1]
+
+
 def test_ends_need_far_fewer_blocks_than_every_block():
     spec = hc.CacheSpec.from_layers([WINDOW, FULL], block_tokens=4)
     sizes = {

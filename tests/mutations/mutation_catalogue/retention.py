@@ -6,6 +6,14 @@ _POLICIES = "tests/core/test_retention.py::"
 
 RETENTION = (
     Mutation(
+        "forms-planned-one-by-one",
+        "retention.py",
+        "    if RULES[form].exact:\n        return policy(form)\n    bounded",
+        "    return policy(form)\n    bounded",
+        "windows are planned for beside tails that are never kept",
+        ("tests/core/test_retention.py::test_what_is_stored_is_kept_by_all",),
+    ),
+    Mutation(
         "end-of-output-not-kept",
         "retention.py",
         "for at in (prompt - 1, prompt, end)]",
