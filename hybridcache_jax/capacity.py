@@ -120,6 +120,16 @@ class CapacityPlan:
         """At which resume points a bounded form is kept."""
         return _policy(self.retention, form)
 
+    def stored_blocks(self, pool: int, tokens: int) -> int:
+        """Most blocks that stored prefixes keep in a pool.
+
+        Args:
+          pool: index of the pool.
+          tokens: of the stored prefixes, a multiple of the grid.
+        """
+        layout, length = self.spec.pools[pool], self.stored_length
+        return _stored_blocks(self.spec, layout, self.retention, tokens, length)
+
     def held_from(self, form: Form, length):
         """Position as if standing at which a row holds a bounded form.
 

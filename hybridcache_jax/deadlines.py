@@ -52,7 +52,7 @@ def deadline_at(cache: HybridCache, ticks: int | None) -> int:
     if not 1 <= ticks <= left:
         raise ValueError(
             f"A deadline of {ticks} ticks: expected 1 to {left}, for the clock counts "
-            f"to {NEVER}; or give None, for a lease without a deadline."
+            f"to {NEVER}; or give None for the default."
         )
     return int(cache.clock) + ticks
 

@@ -143,6 +143,9 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
     ) -> HybridCache:
         """Compiles the transitions of serving by acquiring and releasing a row once.
 
+        With a tier also the copies of blocks on their way out and back; the cache's
+        memory is donated then.
+
         Args:
           cache: a cache with an idle row.
           identity: any; nothing is stored.
@@ -162,6 +165,8 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
                 self._shadow.warm_up(cache)
             if sequences:
                 cache = self._line.stamped(self._branching.warm_up(cache))
+            if self._outer is not None:
+                cache = self._line.stamped(self._outer.warm_up(cache))
             cache = self.publish(cache, lease)
             cache = self._keep(cache, nothing, nothing)
             cache = self.renew(cache, lease, None)

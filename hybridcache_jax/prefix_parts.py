@@ -1,6 +1,6 @@
 """What a ``PrefixCache`` is made of, and what it says of itself."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -59,10 +59,13 @@ class PrefixParts:
           placeholders: token ids that stand for content.  A prompt that has one without
             saying which (``contents`` of :meth:`match`) is not reused from there on.
           tier: takes what is evicted, so that it can be loaded again; None to lose it.
+            It serves this ``PrefixCache`` alone.
           at: called with every point that is passed, to inject faults.
 
         Raises:
-          ValueError: for a policy, metrics or a tier of another type.
+          ValueError: for a policy, metrics or a tier of another type, for a tier of
+            another plan or another ``PrefixCache``, and for a plan without staging
+            blocks beside a tier.
         """
         for name, given, expected in (
             ("policy", policy, ReusePolicy),
@@ -127,20 +130,27 @@ class PrefixParts:
         """
         producer = identity.within(None)
         if self._rollout.set_scope(producer, scope):
-            self._index.drop(lambda key: key.identity.within(None) == producer)
+            self._drop(lambda key: key.identity.within(None) == producer)
 
     def end_request(self, plan: ResumePlan) -> None:
         """Takes back what only a request that is over could find.
 
         Its blocks go as dead weight when room is made; without it they would wait for
-        their age.  In a wider scope nothing happens.
+        their age.  Its loads are over, which the next :meth:`poll` reports.  In a wider
+        scope nothing happens.
 
         Args:
           plan: any plan of the request.
         """
         if plan.key.scope == Scope.REQUEST:
             gone = (plan.key, marked(plan).key)
-            self._index.drop(lambda key: key in gone)
+            self._drop(lambda key: key in gone)
+
+    def _drop(self, which: Callable[[Key], bool]) -> None:
+        """Drops the claims under some keys, and what was asked back for them."""
+        self._index.drop(which)
+        if self._outer is not None:
+            self._outer.give_up(which)
 
     def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
         """Per pool, how many blocks are what; the parts add up to ``total``.

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from hybridcache_jax import eviction
 from hybridcache_jax.codes import Verdict
+from hybridcache_jax.deadlines import deadline_at
 from hybridcache_jax.forms import Form
 from hybridcache_jax.host_facts import snapshot
 from hybridcache_jax.observe.declarations import Why
-from hybridcache_jax.offload.loads import Load, LoadReport
+from hybridcache_jax.offload.loads import LOAD_TICKS, Load, LoadReport
 from hybridcache_jax.prefix_parts import PrefixParts
 from hybridcache_jax.resume_plan import ResumePlan
-from hybridcache_jax.state import HybridCache
+from hybridcache_jax.state import NEVER, HybridCache
 
 
 class RoomMethods(PrefixParts):
@@ -81,7 +82,7 @@ class RoomMethods(PrefixParts):
         self._watch.lost(cache, after)
         tables = snapshot(after.tables)
         counts = eviction.cheapest(
-            self.plan.spec.pools, tables, self._upkeep.protected(), nbytes
+            self.plan.spec.pools, tables, self._upkeep.protected(after), nbytes
         )
         return self._line.stamped(self._upkeep.evict(after, counts, Why.ASKED))
 
@@ -106,18 +107,25 @@ class RoomMethods(PrefixParts):
         """Asks for the blocks that a plan waits for; :meth:`poll` brings them.
 
         What the plan needs on the device is not evicted from here on, until the plan
-        that follows is acquired or the load is given up.
+        that follows is acquired, the load is given up, or its deadline passes.  In the
+        scope ``request`` a lease on any plan of the request ends all its loads that
+        have come; in wider scopes, where requests are not told apart, a lease ends the
+        one that is closest to its plan.
 
         Args:
           cache: the cache of this moment.
           plan: from :meth:`match`, with the verdict NEEDS_IO.
-          deadline: ticks of ``cache.clock`` after which it is given up; None for never.
+          deadline: ticks of ``cache.clock`` after which it is over: given up if it has
+            not come; if it has, its blocks stay stored and may be evicted.  None for
+            ``loads.LOAD_TICKS`` (4096), so that nothing is protected for ever by a
+            request that is gone.
 
         Returns:
           A receipt, for :meth:`cancel` and to know its reports.
 
         Raises:
-          ValueError: for a plan of another verdict.
+          ValueError: for a plan of another verdict, or a deadline below 1 or beyond the
+            clock's end.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
@@ -126,8 +134,11 @@ class RoomMethods(PrefixParts):
                 f"Only a plan with the verdict NEEDS_IO has something to load, this "
                 f"one is {plan.verdict.name}."
             )
-        last = None if deadline is None else int(cache.clock) + deadline
-        return self._outer.ask(plan, last)
+        if deadline is None:
+            due = min(int(cache.clock) + LOAD_TICKS, NEVER)
+        else:
+            due = deadline_at(cache, deadline)
+        return self._outer.ask(plan, due)
 
     def poll(self, cache: HybridCache) -> tuple[HybridCache, tuple[LoadReport, ...]]:
         """Takes every load as far as it goes.  Call it between steps.
@@ -140,7 +151,9 @@ class RoomMethods(PrefixParts):
           cache: the cache; its memory is donated, go on from the one returned.
 
         Returns:
-          The cache, and a report for every load that was on its way.
+          The cache, and a report for every load that was on its way, or that is over
+          because its deadline passed (``LAPSED`` if it had come) or its request ended
+          (``CANCELLED``).
 
         Raises:
           StaleCacheError: if the cache is not the newest value of its line.

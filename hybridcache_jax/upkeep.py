@@ -82,11 +82,11 @@ class Upkeep:
 
         return holds
 
-    def protected(self) -> tuple[np.ndarray, ...]:
+    def protected(self, cache: HybridCache) -> tuple[np.ndarray, ...]:
         """Per pool, ``[P]`` bool: blocks that no eviction takes, whatever their age."""
         if self._outer is None:
             return tuple(np.zeros(count, bool) for count in self._plan.blocks)
-        return self._outer.protected()
+        return self._outer.protected(int(cache.clock))
 
     def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
         """See :meth:`hybridcache_jax.PrefixCache.make_room`."""
@@ -113,7 +113,7 @@ class Upkeep:
           counts: per pool, blocks that shall go.
           why: for the metrics.
         """
-        protected = self.protected()
+        protected = self.protected(cache)
         begun = [
             self._begin(table, np.int32(count), kept)
             for table, count, kept in zip(cache.tables, counts, protected, strict=True)

@@ -5,6 +5,7 @@ has facts like a block: what it holds, who wrote it, and an epoch that grows whe
 it is handed out or dropped, so an old claim never meets a new content.
 """
 
+import bisect
 import dataclasses
 
 import numpy as np
@@ -46,26 +47,27 @@ class HostTier:
         Args:
           plan: the plan of the caches whose blocks it takes.
           budget: bytes, or text such as ``"8GiB"``; divided so that all pools can hold
-            the same number of tokens.
+            what the plan's retention policies keep of the same number of tokens.
 
         Raises:
-          ValueError: for a budget that cannot be read, or holds no block of each pool.
+          ValueError: for a budget that cannot be read, or too small for one grid unit.
         """
-        grid = plan.spec.grid
-        per_grid = sum(
-            (pool.block_bytes + _FACT_BYTES) * (grid // pool.block_tokens)
-            for pool in plan.spec.pools
-        )
-        grids = parse_bytes(budget) // per_grid
+        limit, grid = parse_bytes(budget), plan.spec.grid
+
+        def size(grids: int) -> int:
+            counts = places_for(plan, grids)
+            sizes = (pool.block_bytes + _FACT_BYTES for pool in plan.spec.pools)
+            return sum(n * each for n, each in zip(counts, sizes, strict=True))
+
+        # A grid unit of history takes more than a byte.
+        grids = bisect.bisect_right(range(limit + 1), limit, key=size) - 1
         if grids < 1:
             raise ValueError(
-                f"A tier of {budget} holds not even {grid} tokens of every form, which "
-                f"take {per_grid} bytes; raise its budget."
+                f"A tier of {budget} holds not even what {grid} stored tokens keep, "
+                f"which takes {size(1)} bytes; raise its budget."
             )
         self.plan = plan
-        self.places = tuple(
-            _empty(grids * (grid // pool.block_tokens)) for pool in plan.spec.pools
-        )
+        self.places = tuple(map(_empty, places_for(plan, grids)))
         self._payloads: list[dict[int, Payload]] = [{} for _ in plan.spec.pools]
         self._clock = 0
         self.taken = False
@@ -152,6 +154,12 @@ class HostTier:
         """Sets a place aside that failed verification: no plan counts on it again."""
         self.places[pool].stage[place] = Stage.QUARANTINED
         self._payloads[pool].pop(place, None)
+
+
+def places_for(plan: CapacityPlan, grids: int) -> list[int]:
+    """Per pool, blocks that so many grid units of stored tokens keep."""
+    tokens = grids * plan.spec.grid
+    return [plan.stored_blocks(pool, tokens) for pool in range(len(plan.blocks))]
 
 
 def _empty(count: int) -> Places:

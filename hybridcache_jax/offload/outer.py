@@ -15,12 +15,19 @@ from hybridcache_jax.codes import Stage
 from hybridcache_jax.lease import admission
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.host_tier import HostTier
-from hybridcache_jax.offload.loads import Load, LoadReport, LoadStage, Pending
+from hybridcache_jax.offload.loads import (
+    Load,
+    LoadReport,
+    LoadStage,
+    Pending,
+    settled,
+)
 from hybridcache_jax.offload.payload import Payload, digest, layout_refusal
 from hybridcache_jax.offload.transfer import LABELS, Transfer
 from hybridcache_jax.points import At, Point
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache
 
 MakeRoom = Callable[[HybridCache, Sequence[int]], HybridCache]
@@ -75,6 +82,10 @@ class Outer:
         self._watch, self._at = watch, at
         self._asked = 0
 
+    def warm_up(self, cache: HybridCache) -> HybridCache:
+        """See :meth:`Transfer.warm_up`; nothing moves."""
+        return self._transfer.warm_up(cache)
+
     def move_out(self, cache: HybridCache, begun: Sequence[np.ndarray]) -> None:
         """Copies blocks that are about to go, and leads their claims to the copies.
 
@@ -93,7 +104,7 @@ class Outer:
             columns = [np.asarray(getattr(table, name))[ids] for name in LABELS]
             labels = np.stack(columns)
             epochs = np.asarray(table.epoch)[ids]
-            needed = self._needed_places(pool)
+            needed = self._needed_places(pool, int(cache.clock))
             kept, places, stamps = [], [], []
             payloads = self._transfer.out(cache, pool, ids)
             for at, payload in enumerate(payloads):
@@ -112,12 +123,12 @@ class Outer:
             self.index.move(pool, (ids[kept], epochs[kept]), new)
             self._watch.moved_out(pool, len(kept))
 
-    def ask(self, plan: ResumePlan, deadline: int | None) -> Load:
+    def ask(self, plan: ResumePlan, deadline: int) -> Load:
         """Asks for what a plan needs from the tier; nothing is read yet.
 
         Args:
           plan: a plan whose verdict is NEEDS_IO.
-          deadline: logical time from which on it is given up, or None.
+          deadline: logical time from which on it is over.
         """
         load = Load(self._asked, plan, deadline)
         self._asked += 1
@@ -137,30 +148,40 @@ class Outer:
         self._pending.pop(load.number, None)
         self._unstage()
 
+    def give_up(self, dropped: Callable[[Key], bool]) -> None:
+        """Ends the loads for claims that were dropped; the next poll says so.
+
+        Args:
+          dropped: whether the claims under a key were.
+        """
+        for pending in self._pending.values():
+            pending.cancelled |= dropped(pending.load.plan.key)
+
     def settle(self, plan: ResumePlan) -> int:
-        """Lets go of registered loads that a lease on ``plan`` now protects.
+        """Lets go of registered loads that are over now that ``plan`` has a lease.
 
         Returns:
           Tokens below ``plan.start`` of which something had to be loaded.
         """
-        done = [
-            number
-            for number, pending in self._pending.items()
-            if pending.registered and _begins_with(plan, pending.load.plan)
-        ]
         loaded = np.zeros(plan.start, bool)
-        for number in done:
-            loads = self._pending.pop(number).load.plan.loads
-            for pool, blocks in zip(self.plan.spec.pools, loads, strict=True):
+        for pending in settled(plan, self._pending.values()):
+            load = self._pending.pop(pending.load.number).load
+            for pool, blocks in zip(self.plan.spec.pools, load.plan.loads, strict=True):
                 for block in blocks.tolist():
                     start = block * pool.block_tokens
                     loaded[start : start + pool.block_tokens] = True
         return int(loaded.sum())
 
-    def protected(self) -> tuple[np.ndarray, ...]:
-        """Per pool, ``[P]`` bool: blocks that a pending load's plan needs."""
+    def protected(self, now: int) -> tuple[np.ndarray, ...]:
+        """Per pool, ``[P]`` bool: blocks that a load needs which is not over.
+
+        Args:
+          now: the cache's clock.
+        """
         masks = tuple(np.zeros(count, bool) for count in self.plan.blocks)
         for pending in self._pending.values():
+            if pending.over(now):
+                continue
             for mask, ids in zip(masks, pending.keep, strict=True):
                 mask[ids] = True
         return masks
@@ -175,10 +196,10 @@ class Outer:
           make_room: evicts stored blocks until so many are free per pool, if it can.
 
         Returns:
-          The cache, and a report for every load that was on its way.
+          The cache, and a report for every load that was on its way or is over.
         """
         now, reports = int(cache.clock), []
-        ready = self._verified(self._waiting(), now, reports)
+        ready = self._verified(list(self._pending.values()), now, reports)
         if ready:
             # Up to here nothing has changed.
             self._at(Point.LOAD_VERIFIED)
@@ -201,13 +222,19 @@ class Outer:
         """The loads of which all has come and is good; reports on the others."""
         good = []
         for pending in loads:
-            report = self._fetched(pending, now)
+            if pending.over(now):
+                report = pending.ended()
+            elif pending.registered:
+                continue
+            else:
+                report = self._fetched(pending)
             if report is None:
                 good.append(pending)
                 continue
             reports.append(report)
             if report.failed:
-                self._watch.load_failed(report.stage)
+                if not (pending.registered or pending.cancelled):
+                    self._watch.load_failed(report.stage)
                 del self._pending[pending.load.number]
         return good
 
@@ -252,12 +279,9 @@ class Outer:
             pending.places[pool] = pending.places[pool][~here]
             pending.epochs[pool] = pending.epochs[pool][~here]
 
-    def _fetched(self, pending: Pending, now: int) -> LoadReport | None:
+    def _fetched(self, pending: Pending) -> LoadReport | None:
         """Reads and verifies what has not come yet; None once all of it is good."""
         load, late = pending.load, 0
-        if load.deadline is not None and now >= load.deadline:
-            why = f"it was to come before tick {load.deadline}"
-            return LoadReport(load, LoadStage.DEADLINE, True, why)
         for pool, spec in enumerate(self.plan.spec.pools):
             table = self.tier.places[pool]
             for place, epoch in _keys(pending, pool):
@@ -323,22 +347,13 @@ class Outer:
         """Places of the tier by what claims call them; negative for blocks."""
         return ids - (self.plan.blocks[pool] + 1)
 
-    def _needed_places(self, pool: int) -> np.ndarray:
+    def _needed_places(self, pool: int, now: int) -> np.ndarray:
         needed = np.zeros(len(self.tier.places[pool].stage), bool)
         for pending in self._waiting():
+            if pending.over(now):
+                continue
             needed[pending.places[pool]] = True
         return needed
-
-
-def _begins_with(plan: ResumePlan, other: ResumePlan) -> bool:
-    """Whether a plan reuses all that another one does."""
-    length = other.length
-    return (
-        other.key == plan.key
-        and length <= plan.length
-        and np.array_equal(other.claims.tokens[:length], plan.claims.tokens[:length])
-        and other.contents.before(length) == plan.contents.before(length)
-    )
 
 
 def _keys(pending: Pending, pool: int) -> list[tuple[int, int]]:

@@ -63,32 +63,47 @@ class Transfer:
         Returns:
           The cache and ``[n]`` int32 ids.
         """
-        found = []
+        found = [np.zeros(0, np.int32)]
         for start in range(0, len(payloads), self._batch):
-            some = payloads[start : start + self._batch]
-            stop = start + len(some)
-            facts = np.zeros((len(LABELS), self._batch), np.int32)
-            facts[:, : len(some)] = labels[:, start:stop]
-            want = np.arange(self._batch) < len(some)
-            form = self.plan.spec.pools[pool].form
-            table, ids = self._receive(
-                cache.tables[pool], want, *facts, cache.clock, form=form
+            stop = start + self._batch
+            cache, ids = self._back(
+                cache, pool, payloads[start:stop], labels[:, start:stop]
             )
-            memory = {}
-            for name, plane in cache.pools[pool].items():
-                layers, _, *entry = plane.shape
-                block = np.zeros((layers, self._batch, *entry), plane.dtype)
-                for place, payload in enumerate(some):
-                    block[:, place] = payload.planes[name]
-                memory[name] = block
-            pools = list(cache.pools)
-            pools[pool] = self._place(cache.pools[pool], ids, memory)
-            tables = list(cache.tables)
-            tables[pool] = table
-            cache = dataclasses.replace(cache, pools=tuple(pools), tables=tuple(tables))
-            found.append(np.asarray(ids)[: len(some)])
-        nothing = np.zeros(0, np.int32)
-        return cache, np.concatenate(found) if found else nothing
+            found.append(ids)
+        return cache, np.concatenate(found)
+
+    def warm_up(self, cache: HybridCache) -> HybridCache:
+        """Compiles everything by copying no block at all; the memory is donated."""
+        for pool, count in enumerate(self.plan.blocks):
+            nothing = np.full(self._batch, count, np.int32)
+            self._take(cache.pools[pool], nothing)
+            cache, _ = self._back(cache, pool, [], np.zeros((len(LABELS), 0), np.int32))
+        return cache
+
+    def _back(
+        self, cache: HybridCache, pool: int, some: list[Payload], labels: np.ndarray
+    ) -> tuple[HybridCache, np.ndarray]:
+        """One compiled call of :meth:`back`, for no more blocks than it takes."""
+        facts = np.zeros((len(LABELS), self._batch), np.int32)
+        facts[:, : len(some)] = labels
+        want = np.arange(self._batch) < len(some)
+        form = self.plan.spec.pools[pool].form
+        table, ids = self._receive(
+            cache.tables[pool], want, *facts, cache.clock, form=form
+        )
+        memory = {}
+        for name, plane in cache.pools[pool].items():
+            layers, _, *entry = plane.shape
+            block = np.zeros((layers, self._batch, *entry), plane.dtype)
+            for place, payload in enumerate(some):
+                block[:, place] = payload.planes[name]
+            memory[name] = block
+        pools = list(cache.pools)
+        pools[pool] = self._place(cache.pools[pool], ids, memory)
+        tables = list(cache.tables)
+        tables[pool] = table
+        cache = dataclasses.replace(cache, pools=tuple(pools), tables=tuple(tables))
+        return cache, np.asarray(ids)[: len(some)]
 
 
 def _receive(

@@ -1,12 +1,14 @@
 """What an outer tier may cost the cache: a tier that fails, is shared, or protects."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
 from tiered import Tiered, only_full
 
 import hybridcache_jax as hc
-from hybridcache_jax import Verdict
+from hybridcache_jax import Form, Verdict
 
 P = list(toy.P)
 
@@ -60,6 +62,41 @@ def test_a_tier_serves_one_prefix_cache():
         hc.PrefixCache(session.model.plan, tier=session.tier)
 
 
+@pytest.mark.parametrize(
+    ("policy", "windows"),
+    [
+        (hc.Retention.every_block(), 30),
+        (hc.Retention.every(16), 8),
+        (hc.Retention.ends(), 9),
+        (hc.Retention.none(), 0),
+    ],
+    ids=str,
+)
+def test_a_tier_has_places_for_what_can_be_kept(policy, windows):
+    """120 tokens in blocks of 4: 30 of history, and windows at the points kept."""
+    entry = hc.Entry.kv(1, 1)
+    window, full = hc.LayerSpec(local=hc.Window(4, entry)), hc.Entries(entry)
+    plan = hc.plan_capacity(
+        hc.CacheSpec.from_layers([window, hc.LayerSpec(global_=full)], block_tokens=4),
+        budget="1MiB",
+        max_sequences=1,
+        max_length=40,
+        max_chunk=8,
+        retention=policy,
+        staging_blocks=1,
+    )
+    sizes = {pool.form: pool.block_bytes + 48 for pool in plan.spec.pools}
+    budget = windows * sizes[Form.SWA_WINDOW] + 30 * sizes[Form.FULL_KV]
+    for more, blocks in ((0, 30), (-1, 29)):
+        tier = hc.HostTier(plan, budget=budget + more)
+        places = zip(plan.spec.pools, tier.places, strict=True)
+        counts = {pool.form: len(table.stage) for pool, table in places}
+        assert counts[Form.FULL_KV] == blocks
+        assert windows - 3 <= counts[Form.SWA_WINDOW] <= windows
+    with pytest.raises(ValueError, match="not even what 4 stored tokens keep"):
+        hc.HostTier(plan, budget=47)
+
+
 def test_what_a_load_protects_is_no_part_of_what_shrink_counts_on():
     """Protected windows are cheapest; counted on, they would be missing in the sum."""
     session = Tiered(toy.three_forms())
@@ -72,6 +109,26 @@ def test_what_a_load_protects_is_no_part_of_what_shrink_counts_on():
     session.put(session.prefixes.shrink(session.cache, others))
     assert stored_bytes(session) == protected > 0
     assert session.match([*P[:8], 0]).verdict == Verdict.RESUMABLE
+
+
+def test_after_a_warm_up_nothing_compiles_on_the_way_out_and_back():
+    some = toy.three_forms()
+    session = Tiered(some, cache=jax.tree.map(jnp.copy, some.empty))
+    prefixes = session.prefixes
+    session.put(prefixes.warm_up(session.cache, some.identity))
+    for before, after in zip(some.empty.pools, session.cache.pools, strict=True):
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+    owners = (prefixes, prefixes._upkeep, prefixes._outer._transfer)
+    parts = [part for owner in owners for part in vars(owner).values()]
+    parts = [getattr(part, "jitted", part) for part in parts]
+    functions = [part for part in parts if hasattr(part, "_cache_size")]
+    sizes = [function._cache_size() for function in functions]
+    assert min(sizes) > 0
+    session.store(P[:8])
+    session.move_out()
+    assert session.load([*P[:8], 0]).ready
+    session.feed(session.admit([*P[:8], 0]), [0])
+    assert [function._cache_size() for function in functions] == sizes
 
 
 def stored_bytes(session):

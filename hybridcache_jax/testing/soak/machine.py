@@ -20,6 +20,7 @@ from hybridcache_jax.codes import Status
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.observe import MemoryRegistry, Metrics
+from hybridcache_jax.offload.host_tier import places_for
 from hybridcache_jax.offload.loads import Load
 from hybridcache_jax.points import Point
 from hybridcache_jax.prefix_cache import PrefixCache
@@ -110,7 +111,10 @@ class Machine:
             base.within("tenant"),
             dataclasses.replace(base, weights=""),
         )
-        self.oracle = Oracle(model, tier_grids)
+        self.tier = _tier(model, tier_grids) if tier_grids else None
+        places = self.tier.places if self.tier else ()
+        capacity = [len(table.stage) for table in places]
+        self.oracle = Oracle(model, capacity, lambda: int(self.cache.clock))
         if not self.oracle.prunes:
             raise ValueError(
                 "No form of this model grows with the history: a replay rebuilds all "
@@ -119,7 +123,6 @@ class Machine:
         self.counts: collections.Counter = collections.Counter()
         self.verdicts: collections.Counter = collections.Counter()
         self.tokens = 0
-        self.tier = _tier(model, tier_grids) if tier_grids else None
         self.registry = MemoryRegistry()
         self.prefixes = PrefixCache(
             model.plan,
@@ -302,17 +305,16 @@ class Machine:
 
 
 def _tier(model: toy.Model, grids: int) -> FaultyTier:
-    """A tier with room for so many grid units of every form."""
-    spec = model.plan.spec
-    per_grid = [model.grid // pool.block_tokens for pool in spec.pools]
-    payloads = zip(spec.pools, per_grid, strict=True)
-    nbytes = grids * sum(pool.block_bytes * count for pool, count in payloads)
+    """A tier with room for what so many grid units keep."""
+    counts = places_for(model.plan, grids)
+    payloads = zip(model.plan.spec.pools, counts, strict=True)
+    nbytes = sum(pool.block_bytes * count for pool, count in payloads)
     while True:
         # A little more for the facts about its places.
-        nbytes += 16 * len(per_grid)
+        nbytes += 16 * len(counts)
         with contextlib.suppress(ValueError):
             tier = FaultyTier(model.plan, budget=nbytes)
-            if len(tier.places[0].stage) == grids * per_grid[0]:
+            if [len(table.stage) for table in tier.places] == counts:
                 return tier
 
 

@@ -44,10 +44,9 @@ SCOPES = (
     Mutation(
         "demotion-leaves-the-claims",
         "prefix_parts.py",
-        "        if self._rollout.set_scope(producer, scope):\n"
-        "            self._index.drop",
+        "        if self._rollout.set_scope(producer, scope):\n            self._drop",
         "        if not self._rollout.set_scope(producer, scope):\n"
-        "            self._index.drop",
+        "            self._drop",
         "what nobody can find is kept for ever",
         (_ROLLOUT + "test_a_demotion_takes_effect_at_once",),
     ),

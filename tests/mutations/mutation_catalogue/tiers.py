@@ -2,6 +2,8 @@
 
 from .record import OUTER, Mutation
 
+_ENDS = "tests/faults/test_loads_that_end.py::"
+
 TIERS = (
     Mutation(
         "digest-not-compared",
@@ -122,9 +124,9 @@ TIERS = (
     ),
     Mutation(
         "deadline-one-tick-late",
-        "offload/outer.py",
-        "now >= load.deadline",
-        "now > load.deadline",
+        "offload/loads.py",
+        "now >= self.load.deadline",
+        "now > self.load.deadline",
         "a load is waited for longer than was said",
         (OUTER + "test_a_deadline_in_ticks_and_a_cancelled_load",),
     ),
@@ -162,7 +164,7 @@ TIERS = (
     ),
     Mutation(
         "loads-of-other-contents-let-go",
-        "offload/outer.py",
+        "offload/loads.py",
         "        and other.contents.before(length) == plan.contents.before(length)\n",
         "",
         "what a load brought for one picture goes when another is leased",
@@ -178,5 +180,32 @@ TIERS = (
             "tests/faults/test_tier_limits.py::"
             "test_what_a_load_protects_is_no_part_of_what_shrink_counts_on",
         ),
+    ),
+    Mutation(
+        "protected-for-ever",
+        "offload/loads.py",
+        "now >= self.load.deadline",
+        "not self.registered and now >= self.load.deadline",
+        "what a request that is gone has loaded is never evicted",
+        (
+            _ENDS
+            + "test_a_load_that_nobody_acquires_protects_nothing_past_its_deadline",
+        ),
+    ),
+    Mutation(
+        "loads-of-other-requests-let-go",
+        "offload/loads.py",
+        "key=distance)[:1]",
+        "key=distance)",
+        "one lease lets go of what another request waits for",
+        (_ENDS + "test_a_lease_ends_one_of_equal_loads",),
+    ),
+    Mutation(
+        "load-outlives-its-request",
+        "offload/outer.py",
+        "pending.cancelled |= dropped(pending.load.plan.key)",
+        "pending.cancelled |= False",
+        "a load is registered for a request that is over",
+        (_ENDS + "test_a_load_ends_with_its_request",),
     ),
 )

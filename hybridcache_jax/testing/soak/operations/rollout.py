@@ -122,6 +122,7 @@ def _cold_row(
     )
     row = m.oracle.rows.admit(nothing)
     assert row is not None
+    m.oracle.outer.acquired(nothing)
     m.cache, lease = m.prefixes.acquire(m.cache, plan)
     return m.hold(row, lease, script)
 

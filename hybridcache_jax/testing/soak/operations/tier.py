@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.cost import CostModel
-from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.offload.loads import LOAD_TICKS, LoadStage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing import faults
 from hybridcache_jax.testing.soak.operations.memory import evict, evict_for
@@ -87,10 +87,10 @@ def set_cost(m: "Machine", a: int, b: int, c: int) -> bool:
 
 
 def _ask(m: "Machine", planned: "Planned", b: int) -> "Load":
-    """A load, some of them with a deadline."""
-    ticks = b // 4 % 8 if b % 4 == 3 else None
-    deadline = None if ticks is None else int(m.cache.clock) + ticks
-    number = m.oracle.outer.ask(planned.expected, deadline)
+    """A load, some of them with a deadline that is soon."""
+    ticks = 1 + b // 4 % 8 if b % 4 == 3 else None
+    due = int(m.cache.clock) + (ticks or LOAD_TICKS)
+    number = m.oracle.outer.ask(planned.expected, due)
     load = m.prefixes.load(m.cache, planned.plan, deadline=ticks)
     m.same("number of a load", load.number, number)
     m.loads = [*m.loads[-7:], load]

@@ -12,6 +12,8 @@ only which place a block was handed, when it was last in use, and the clock.
 ``rows``    rows: admit, step, fork, rewind, release
 """
 
+from collections.abc import Callable, Sequence
+
 from hybridcache_jax.testing.soak.oracle.blocks import Blocks
 from hybridcache_jax.testing.soak.oracle.ledger import Pool, pools_of
 from hybridcache_jax.testing.soak.oracle.outer import Outer
@@ -32,17 +34,17 @@ class Oracle:
       rows: leases.
     """
 
-    def __init__(self, model: Model, tier_grids: int):
+    def __init__(self, model: Model, capacity: Sequence[int], now: Callable[[], int]):
         """Nothing is held.
 
         Args:
           model: the toy.
-          tier_grids: grid units of every form for which the outer tier has room.
+          capacity: per pool, places of the outer tier; empty without one.
+          now: tells the clock.
         """
         self.pools: tuple[Pool, ...] = pools_of(model)
         self.blocks = Blocks(self.pools)
-        capacity = [tier_grids * (model.grid // pool.size) for pool in self.pools]
-        self.outer = Outer(self.blocks, capacity)
+        self.outer = Outer(self.blocks, capacity or [0] * len(self.pools), now)
         planner = Planner(model, self.pools)
         self.store = Store(self.blocks, model.grid, planner, self.outer)
         self.rows = Rows(model, self.blocks)

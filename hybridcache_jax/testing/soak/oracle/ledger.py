@@ -151,6 +151,8 @@ class Expected:
       claims: per pool and block number, what is claimed.
       who: who asks.
       prompt: for what.
+      stored: tokens of it that the store claims.
+      ends: whether all of it is the beginning of what is stored.
     """
 
     verdict: Verdict
@@ -162,6 +164,8 @@ class Expected:
     claims: Claimed
     who: Who
     prompt: tuple[int, ...]
+    stored: int = 0
+    ends: bool = False
 
     def wanted(self, pools: Sequence[Pool]) -> list[dict[int, Block | None]]:
         """Per pool, the blocks by number that a row starts with."""

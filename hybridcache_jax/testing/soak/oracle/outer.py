@@ -12,7 +12,7 @@ from hybridcache_jax.codes import Stage
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing.soak.oracle.blocks import Blocks
-from hybridcache_jax.testing.soak.oracle.ledger import Block, Expected
+from hybridcache_jax.testing.soak.oracle.ledger import Block, Expected, Who
 
 
 class Fault(NamedTuple):
@@ -48,18 +48,24 @@ class Waiting:
     Attributes:
       number: which request it is.
       plan: the plan that needs it.
-      deadline: clock from which on it is given up; None for never.
+      deadline: clock from which on it is over.
       places: per pool, blocks of the tier, as they stand in a row's columns.
       keep: per pool, places on the device.
       registered: whether it has come.
+      cancelled: whether what it was for is found by nobody any more.
     """
 
     number: int
     plan: Expected
-    deadline: int | None
+    deadline: int
     places: list[list[Block]]
     keep: list[set[int]]
     registered: bool = False
+    cancelled: bool = False
+
+    def over(self, now: int) -> bool:
+        """Whether it protects nothing any more."""
+        return self.cancelled or now >= self.deadline
 
 
 class CutError(Exception):
@@ -75,9 +81,9 @@ class Outer:
       moves: per pool, where the cache moved what, by what claims call the places.
     """
 
-    def __init__(self, blocks: Blocks, capacity: Sequence[int]):
+    def __init__(self, blocks: Blocks, capacity: Sequence[int], now: Callable[[], int]):
         """An empty tier; without capacity there is none."""
-        self._blocks, self._capacity = blocks, capacity
+        self._blocks, self._capacity, self._now = blocks, capacity, now
         self.at: list[dict[int, Block]] = [{} for _ in capacity]
         self.waiting: dict[int, Waiting] = {}
         self.moves: list[dict[int, int]] = [{} for _ in capacity]
@@ -105,8 +111,9 @@ class Outer:
                     self._drop(block)
 
     def protected(self, pool: int) -> set[int]:
-        """Places on the device that a load's plan needs."""
-        return {n for load in self.waiting.values() for n in load.keep[pool]}
+        """Places on the device that the plan of a load needs that is not over."""
+        loads, now = self.waiting.values(), self._now()
+        return {n for load in loads if not load.over(now) for n in load.keep[pool]}
 
     def _make_place(self, pool: int) -> bool:
         """Drops the longest unused if it must; whether there is a place now."""
@@ -116,7 +123,7 @@ class Outer:
         needed = {
             block.id
             for load in self.waiting.values()
-            if not load.registered
+            if not load.registered and not load.over(self._now())
             for block in load.places[pool]
         }
         free = [block for n, block in held.items() if n not in needed]
@@ -138,7 +145,7 @@ class Outer:
 
     # What is asked back.
 
-    def ask(self, plan: Expected, deadline: int | None) -> int:
+    def ask(self, plan: Expected, deadline: int) -> int:
         """A load of what a plan needs from the tier; its number."""
         load = Waiting(self._asked, plan, deadline, [], [])
         for index, (pool, wanted) in enumerate(
@@ -162,16 +169,29 @@ class Outer:
         self.waiting.pop(number, None)
         self._unstage()
 
+    def give_up(self, gone: Callable[[Who], bool]) -> None:
+        """What was asked back for some is of no use any more."""
+        for load in self.waiting.values():
+            load.cancelled = load.cancelled or gone(load.plan.who)
+
     def acquired(self, plan: Expected) -> None:
-        """A lease protects what loads for the same prefix brought."""
-        for number, load in list(self.waiting.items()):
-            mine, point = load.plan, load.plan.point
-            if (
-                load.registered
-                and mine.who == plan.who
-                and plan.prompt[: plan.point][:point] == mine.prompt[:point]
-            ):
-                del self.waiting[number]
+        """A lease ends all loads of its request, else the one closest to its plan."""
+        mine = [
+            load
+            for load in self.waiting.values()
+            if load.registered and load.plan.who == plan.who
+        ]
+        if not plan.who.owner.startswith("request"):
+            mine = [load for load in mine if _same_prompt(plan, load.plan)]
+            below = [load for load in mine if load.plan.point <= plan.point]
+            points = [load.plan.point for load in mine]
+            if below:
+                point = max(load.plan.point for load in below)
+            else:
+                point = min(points, default=0)
+            mine = [load for load in mine if load.plan.point == point][:1]
+        for load in mine:
+            del self.waiting[load.number]
 
     def poll(
         self, now: int, fault: Fault, make_room: Callable[[list[int]], Any]
@@ -191,9 +211,13 @@ class Outer:
         """
         results, ready, tier = [], [], _Reads(fault)
         for load in list(self.waiting.values()):
+            if load.over(now):
+                results.append(_ended(load))
+                del self.waiting[load.number]
+                continue
             if load.registered:
                 continue
-            result = self._fetched(load, now, tier)
+            result = self._fetched(load, tier)
             if result is None:
                 ready.append(load)
                 continue
@@ -218,10 +242,8 @@ class Outer:
         self._unstage()
         return results
 
-    def _fetched(self, load: Waiting, now: int, tier: "_Reads") -> Result | None:
+    def _fetched(self, load: Waiting, tier: "_Reads") -> Result | None:
         """Reads what has not come yet; None once all of it is good."""
-        if load.deadline is not None and now >= load.deadline:
-            return Result(load.number, LoadStage.DEADLINE, True)
         late = False
         for block in _each(load.places):
             if not block.loadable:
@@ -297,6 +319,24 @@ class _Reads:
             if not self._passes:
                 raise CutError(point)
             self._passes -= 1
+
+
+def _ended(load: Waiting) -> Result:
+    """How a load ended that is over."""
+    stage = LoadStage.LAPSED if load.registered else LoadStage.DEADLINE
+    if load.cancelled:
+        stage = LoadStage.CANCELLED
+    return Result(load.number, stage, True)
+
+
+def _same_prompt(plan: Expected, other: Expected) -> bool:
+    """Whether both go the same way, as far as the store can tell."""
+    length = min(other.point, plan.stored)
+    return (
+        length > 0
+        and (length == other.point or plan.ends)
+        and plan.prompt[:length] == other.prompt[:length]
+    )
 
 
 def _each(places: Iterable[Sequence[Block]]) -> Iterable[Block]:

@@ -55,6 +55,8 @@ class Store:
             {n for n, block in enumerate(part) if block and block.loadable}
             for part in claims
         ]
+        children = path[-1].children if path else self._roots.get(who, {})
+        rest = prompt[len(path) * grid :]
         last = max(len(prompt) - 1, 0)
         claimed = min(len(path) * grid, last - last % grid)
         way = self._planner.best(claimed, here, away, self.rates)
@@ -71,6 +73,8 @@ class Store:
             claims=claims,
             who=who,
             prompt=prompt,
+            stored=len(path) * grid,
+            ends=not rest or any(unit[: len(rest)] == rest for unit in children),
         )
 
     def publish(self, row: Row, *, keep: bool = True) -> bool:
@@ -123,7 +127,8 @@ class Store:
         return True
 
     def drop(self, gone: Callable[[Who], bool]) -> None:
-        """Takes back all that is claimed for some; the blocks stay."""
+        """Takes back all that is claimed for some, and their loads; blocks stay."""
+        self.outer.give_up(gone)
         self._roots = {w: units for w, units in self._roots.items() if not gone(w)}
 
     def evict(
