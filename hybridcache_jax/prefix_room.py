@@ -126,9 +126,11 @@ class RoomMethods(PrefixParts):
         Raises:
           ValueError: for a plan of another verdict, or a deadline below 1 or beyond the
             clock's end.
+          LeaseError: for a plan that another ``PrefixCache`` made.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
+        self._line.require_own(plan)
         if plan.verdict != Verdict.NEEDS_IO or self._outer is None:
             raise ValueError(
                 f"Only a plan with the verdict NEEDS_IO has something to load, this "

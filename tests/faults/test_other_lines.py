@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tiered
 import toy
 
 import hybridcache_jax as hc
@@ -61,6 +62,19 @@ def test_a_lease_of_another_cache_runs_publishes_and_releases_nothing():
         other.prefixes.release(other.cache, foreign, publish=False)
     other.feed(own, THERE[8:])
     other.check(own, THERE)
+
+
+def test_a_load_of_another_cache_is_refused():
+    one, other = tiered.only_full(), tiered.only_full()
+    for session, tokens in ((one, HERE), (other, THERE)):
+        session.store(tokens)
+        session.move_out()
+    plan = one.match(HERE)
+    assert plan.verdict == Verdict.NEEDS_IO
+    with pytest.raises(LeaseError, match="another PrefixCache"):
+        other.prefixes.load(other.cache, plan)
+    assert other.load(THERE).ready
+    assert one.load(HERE).ready
 
 
 def test_after_a_restart_nothing_of_before_fits():
