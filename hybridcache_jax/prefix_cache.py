@@ -144,7 +144,9 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
         """Compiles the transitions of serving by acquiring and releasing a row once.
 
         With a tier also the copies of blocks on their way out and back; the cache's
-        memory is donated then.
+        memory is donated then.  Put the cache where the parameters are first: what a
+        step gives is bound to a device as soon as one input is, and all this would
+        compile once more for such caches.
 
         Args:
           cache: a cache with an idle row.
