@@ -97,7 +97,8 @@ class Block:
       tokens: the whole prefix up to its end; empty while it is being written.
       id: its place in the pool or in the tier; -1 until it was read from there.
       used: in the tier, when it was last in use.
-      claim: the list and the place in it where it was last claimed.
+      sites: lists and places in them where it was claimed; rows that part within a
+        grid unit share its first blocks, so there may be several.
     """
 
     pool: int
@@ -109,7 +110,9 @@ class Block:
     tokens: tuple[int, ...] = ()
     id: int = -1
     used: int = 0
-    claim: "tuple[list[Block | None], int] | None" = None
+    sites: "list[tuple[list[Block | None], int]]" = dataclasses.field(
+        default_factory=list
+    )
 
     @property
     def readable(self) -> bool:
@@ -127,10 +130,11 @@ class Block:
         return self.readable and self.kept and self.pins == 0
 
     def moved(self, stage: Stage, place: int) -> "Block":
-        """The same content elsewhere: the claim leads there, and nothing else does."""
-        other = dataclasses.replace(self, stage=stage, id=place, pins=0)
-        if self.claim is not None and self.claim[0][self.claim[1]] is self:
-            self.claim[0][self.claim[1]] = other
+        """The same content elsewhere: claims lead there, and nothing else does."""
+        sites = [(claims, at) for claims, at in self.sites if claims[at] is self]
+        other = dataclasses.replace(self, stage=stage, id=place, pins=0, sites=sites)
+        for claims, at in sites:
+            claims[at] = other
         return other
 
 

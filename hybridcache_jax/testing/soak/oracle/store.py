@@ -118,7 +118,8 @@ class Store:
                     if not keep:
                         claims[place] = None
                         continue
-                    claims[place], own.claim = own, (claims, place)
+                    claims[place] = own
+                    own.sites.append((claims, place))
                 if claims[place] is own:
                     accepted.append(own)
             # A row refers to its last blocks only.
