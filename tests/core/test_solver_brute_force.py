@@ -358,9 +358,7 @@ def check_story(plan, case, ways):
             assert (report.reason == Reason.IN_OUTER_TIER) == away
 
 
-def test_plans_from_claims_and_facts(monkeypatch):
-    """With a look at the deepest points first that a short prompt can tell, too."""
-    monkeypatch.setattr(matching, "_NEAR", 3)
+def test_plans_from_claims_and_facts():
     rng = np.random.default_rng(3)
     seen = counter()
     for names in groups(most=3):

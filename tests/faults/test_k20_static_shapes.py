@@ -243,7 +243,7 @@ def one_change(session, random, live):
         lease, _ = live.pop(random.choice(list(live)))
         session.release(lease, publish=bool(random.integers(4)))
     elif what == "evict":
-        session.evict(random.choice([Form.SWA_WINDOW, Form.FULL_KV]))
+        session.evict(Form(random.choice([Form.SWA_WINDOW, Form.FULL_KV])))
     elif what == "room":
         session.put(session.prefixes.make_room(session.cache, [3, 3, 2]))
 
