@@ -36,7 +36,7 @@ def rows_of(session, lease, layer):
 
 
 @pytest.mark.kind("K04")
-@pytest.mark.parametrize("name", toy.marked(MODELS, "compressed", "csa"))
+@pytest.mark.parametrize("name", toy.marked(MODELS, "compressed"))
 @settings(max_examples=12)
 @given(ops=OPS)
 def test_entries_and_tails_are_those_of_a_cold_run(name, ops):

@@ -91,6 +91,7 @@ def _live_blocks(cache, leases):
             yield np.asarray(cache.rows.blocks[pool][lease.row]), count
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(prompts=PROMPTS, plan=STEPS, seed=st.integers(0, 9))
 def test_softmax_rows_have_the_bits_of_a_run_alone(prompts, plan, seed):

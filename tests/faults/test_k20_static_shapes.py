@@ -248,7 +248,8 @@ def one_change(session, random, live):
         session.put(session.prefixes.make_room(session.cache, [3, 3, 2]))
 
 
-def test_a_thousand_changes_compile_nothing_new():
+@pytest.mark.parametrize("count", [250, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_thousand_changes_compile_nothing_new(count):
     """Random admissions, steps, evictions; the donated cache changes in place."""
     model = toy.mixed()
     session = toy.Session(model, cache=jax.tree.map(jnp.copy, model.empty))
@@ -266,7 +267,7 @@ def test_a_thousand_changes_compile_nothing_new():
     assert min(sizes) > 0  # warm: each of them has run
     traces, compiled = model.traces["step"], toy.compilations()
     busy = []
-    for _ in range(1000):
+    for _ in range(count):
         one_change(session, random, live)
         busy.append(len(live))
     assert [function._cache_size() for function in functions] == sizes

@@ -98,7 +98,7 @@ def test_the_halo_of_the_index_is_dropped():
     assert session.match(PROMPT).limiting[0].pool.endswith(".index")
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("layer", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_the_entry_count_of_one_pool_is_off_by_one(layer):
     """All pools hold 16 tokens but one, which lacks its last block."""
     session = stored(toy.csa(), PROMPT)
@@ -200,7 +200,10 @@ def forget(session):
     session.prefixes._index._roots.clear()
 
 
-@pytest.mark.parametrize("build", [toy.compressed, toy.csa, toy.recurrent])
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(toy.compressed, marks=pytest.mark.slow), toy.csa, toy.recurrent],
+)
 def test_the_start_is_shifted(build):
     """The same tokens without the first block, claimed with the blocks behind it."""
     model = build()

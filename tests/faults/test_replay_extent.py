@@ -46,7 +46,11 @@ def woven_start(point):
 
 
 CASES = [
-    *[(toy.stacked, stacked_start, point) for point in (12, 20, 28)],
+    (toy.stacked, stacked_start, 20),
+    *[
+        pytest.param(toy.stacked, stacked_start, point, marks=pytest.mark.slow)
+        for point in (12, 28)
+    ],
     (chunked, chunked_start, 20),
     pytest.param(chunked, chunked_start, 8, marks=pytest.mark.slow),
     *[
@@ -236,7 +240,7 @@ def lose_bounded(model, history, forms=BOUNDED):
     return session
 
 
-@pytest.mark.parametrize("name", toy.marked(FAMILIES, "csa"))
+@pytest.mark.parametrize("name", toy.marked(FAMILIES))
 @settings(max_examples=8)
 @given(
     data=st.data(),

@@ -166,7 +166,9 @@ def test_every_way_of_running_gives_the_reference_logits(name, sizes, width):
             np.testing.assert_array_equal(np.sort(picks), want)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [NAMES[0], pytest.param(NAMES[1], marks=pytest.mark.slow)]
+)
 def test_cache_tensors_equal_the_reference(name):
     run = runner(name)
     for length in PREFIXES[name]:

@@ -32,7 +32,9 @@ def test_every_way_of_running_gives_the_reference_logits(way):
     check_logits(GOLDEN, way)
 
 
-@pytest.mark.parametrize("length", [pytest.param(2, marks=pytest.mark.slow), 101, 150])
+@pytest.mark.parametrize(
+    "length", [*(pytest.param(n, marks=pytest.mark.slow) for n in (2, 101)), 150]
+)
 def test_cache_tensors_equal_the_reference(length):
     check_state(GOLDEN, length)
 

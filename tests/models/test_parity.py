@@ -59,7 +59,8 @@ def run_of(name):
     return ParityRun(loaded(name).model, loaded(name).layers, reference(name))
 
 
-@pytest.mark.parametrize("name", marked(ALL))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_every_way_of_running_and_every_resume_gives_the_reference(name):
     report = check_parity(
         loaded(name).model, loaded(name).layers, reference(name), run=run_of(name)
@@ -134,7 +135,8 @@ def replayed(run, cache, prefixes, point, later):
     return prefixes.release(cache, lease, publish=False), state, plan.start
 
 
-@pytest.mark.parametrize("name", marked(REPLAYED))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REPLAYED)
 def test_the_derived_replay_is_exact_and_one_token_less_is_not(name):
     run = run_of(name)
     point = run.resume_points[-1]
