@@ -176,7 +176,7 @@ class Watch:
         for form, states in sizes.items():
             self._metrics.holds_bytes(form, states)
         rows = cache.rows
-        live, late = np.asarray(rows.live), np.asarray(rows.deadline) < cache.clock
+        live, late = np.asarray(rows.live), np.asarray(rows.deadline) < int(cache.clock)
         overdue = int(np.count_nonzero(live & late))
         self._metrics.leases(int(np.count_nonzero(live)) - overdue, overdue)
         self._metrics.index(index.stored_tokens, index.nbytes)
