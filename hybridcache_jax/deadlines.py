@@ -80,20 +80,29 @@ def renew(
     return dataclasses.replace(cache, rows=rows), status
 
 
+def ticks_late(cache: HybridCache) -> np.ndarray:
+    """``[R]`` int32: ticks since the deadline of each row passed.
+
+    At most 0 for a row that nobody has, or whose lease is in time.
+
+    Args:
+      cache: the cache of this moment.
+    """
+    rows = cache.rows
+    live, due, clock = jax.device_get((rows.live, rows.deadline, cache.clock))
+    return np.where(live, clock - due, 0)
+
+
 def overdue(cache: HybridCache) -> tuple[Overdue, ...]:
     """Leases whose deadline lies behind the clock, read back to the host.
 
     Args:
       cache: the cache of this moment.
     """
-    rows = cache.rows
-    live, tickets, due, clock = jax.device_get(
-        (rows.live, rows.ticket, rows.deadline, cache.clock)
-    )
-    late = np.flatnonzero(live & (due < clock)).tolist()
+    late, tickets = ticks_late(cache), np.asarray(cache.rows.ticket)
     return tuple(
-        _record(cache, row, int(tickets[row]), int(clock) - int(due[row]))
-        for row in late
+        _record(cache, row, int(tickets[row]), int(late[row]))
+        for row in np.flatnonzero(late > 0).tolist()
     )
 
 

@@ -93,7 +93,6 @@ class LeaseMethods(PrefixParts):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        self._line.require_own(lease.plan)
         with self._index.provisional():
             published = self._publish(cache, lease, finished=False)
         if published is None:
@@ -122,15 +121,15 @@ class LeaseMethods(PrefixParts):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        if publish and not isinstance(lease, Lease):
+        own = lease if publish else None
+        if own is not None and not isinstance(own, Lease):
             raise ValueError(
                 f"The receipt of row {lease.row} does not say what may be stored; "
                 "release it with publish=False."
             )
         with self._index.provisional():
-            if publish and isinstance(lease, Lease):
-                self._line.require_own(lease.plan)
-                published = self._publish(cache, lease, finished=True)
+            if own is not None:
+                published = self._publish(cache, own, finished=True)
                 cache = cache if published is None else published
                 self._at(Point.RELEASE_PUBLISHED)
             cache, status = self._release(cache, lease.row, lease.ticket)
@@ -188,6 +187,7 @@ class LeaseMethods(PrefixParts):
         self, cache: HybridCache, lease: Lease, *, finished: bool
     ) -> HybridCache | None:
         """The cache with what the row offers; None if its lease no longer holds."""
+        self._line.require_own(lease.plan)
         row, ticket = np.array([lease.row]), np.array([lease.ticket])
         status, view, log = jax.device_get(self._read(facts_of(cache), row, ticket))
         if status[0] != Status.OK:

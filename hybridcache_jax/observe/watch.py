@@ -12,6 +12,7 @@ import numpy as np
 
 from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.deadlines import ticks_late
 from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.observe.declarations import Where, Why
 from hybridcache_jax.observe.metrics import Metrics
@@ -175,10 +176,9 @@ class Watch:
                 sizes[form][state] += count * size
         for form, states in sizes.items():
             self._metrics.holds_bytes(form, states)
-        rows = cache.rows
-        live, late = np.asarray(rows.live), np.asarray(rows.deadline) < int(cache.clock)
-        overdue = int(np.count_nonzero(live & late))
-        self._metrics.leases(int(np.count_nonzero(live)) - overdue, overdue)
+        overdue = int(np.count_nonzero(ticks_late(cache) > 0))
+        granted = int(np.count_nonzero(np.asarray(cache.rows.live)))
+        self._metrics.leases(granted - overdue, overdue)
         self._metrics.index(index.stored_tokens, index.nbytes)
 
     @property

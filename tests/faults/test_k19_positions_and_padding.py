@@ -46,8 +46,7 @@ def test_padding_is_not_observable(prompts, sizes, pad, row):
     odd = toy.Session(
         model, step=lambda cache, inputs: model.step(cache, padded(inputs, pad, row))
     )
-    # Tickets of one line, so that the caches can be compared bit for bit.
-    odd.prefixes._line.name = plain.prefixes._line.name
+    odd.on_the_line_of(plain)
     results = []
     for session in (plain, odd):
         leases = [session.admit(tokens) for tokens in prompts]

@@ -27,8 +27,7 @@ def test_the_compiled_step_equals_the_plain_function():
     """Run without jit, operation by operation, the step gives the same state."""
     model = toy.only_window()
     compiled, plain = toy.Session(model), toy.Session(model, step=model.body)
-    # Tickets of one line, so that the caches can be compared bit for bit.
-    plain.prefixes._line.name = compiled.prefixes._line.name
+    plain.on_the_line_of(compiled)
     tokens, results = [*toy.P, 1, 2], []
     for session in (compiled, plain):
         session.admit([1])  # another row is taken and idle

@@ -60,15 +60,6 @@ def claimed(session):
     return found
 
 
-def answer(session, prompt):
-    """Admits a prompt and runs the rest of it: the state is that of a cold run."""
-    lease = session.admit(prompt)
-    session.feed(lease, prompt[lease.plan.start :])
-    session.check(lease, prompt)
-    session.release(lease, publish=False)
-    return lease.plan
-
-
 @pytest.mark.kind("K23")
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 @settings(max_examples=5)
@@ -89,7 +80,7 @@ def test_what_is_left_is_claimed_and_what_is_found_is_right(name, acts):
             assert all(a >= b for a, b in zip(free, room, strict=True))
             assert kept(session) == claimed(session)
     for prompt in PROMPTS:
-        plan = answer(session, [*prompt, 7])
+        plan = session.answer([*prompt, 7])
         if plan.verdict != Verdict.RESUMABLE:
             assert plan.reason != Reason.OK
 
@@ -139,7 +130,7 @@ def test_dead_weight_stays_while_a_row_reads_it():
     session.feed(lease, [*PROMPTS[0], 7][lease.plan.start :])
     session.check(lease, [*PROMPTS[0], 7])
     session.release(lease)
-    assert answer(session, [*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
+    assert session.answer([*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
 
 
 @pytest.mark.parametrize("point", [Point.EVICTION_BEGUN, Point.EVICTION_FORGOTTEN])
@@ -152,12 +143,12 @@ def test_an_eviction_that_raises_half_way_costs_no_token(name, point):
     with pytest.raises(faults.InjectedError):
         session.evict(session.model.plan.spec.pools[0].form)
     assert session.cache is before
-    answer(session, [*PROMPTS[0], 7])
+    session.answer([*PROMPTS[0], 7])
     session.put(session.prefixes.recover(session.cache))
     assert kept(session) == claimed(session)
-    answer(session, [*PROMPTS[0], 7])
+    session.answer([*PROMPTS[0], 7])
     session.store(PROMPTS[0])
-    assert answer(session, [*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
+    assert session.answer([*PROMPTS[0], 7]).verdict == Verdict.RESUMABLE
 
 
 @pytest.mark.parametrize("name", toy.marked(["fine", "csa"], "fine"))
@@ -179,7 +170,7 @@ def test_a_cache_between_the_phases_is_settled_by_recover(name):
     session.put(session.prefixes.recover(session.cache))
     stages = {int(s) for table in session.cache.tables for s in np.asarray(table.stage)}
     assert stages <= {Stage.FREE, Stage.SEALED}
-    assert answer(session, prompt).length == want.length
+    assert session.answer(prompt).length == want.length
 
 
 def test_b86_a_pinned_record_is_skipped_and_can_go_afterwards():
@@ -198,7 +189,7 @@ def test_b86_a_pinned_record_is_skipped_and_can_go_afterwards():
     other = session.admit([])
     session.feed(other, [9] * 24)
     session.check(lease, PROMPTS[2])
-    assert answer(session, [*PROMPTS[2], 7]).length == 12
+    assert session.answer([*PROMPTS[2], 7]).length == 12
     session.release(lease, publish=False)
     session.release(other, publish=False)
     session.put(session.prefixes.make_room(session.cache, [total]))

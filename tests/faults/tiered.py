@@ -44,14 +44,6 @@ class Tiered(toy.Session):
             plan = self.prefixes.cold_plan(tokens, self.model.identity)
         return self.acquire(plan)
 
-    def answer(self, prompt):
-        """Admits a prompt and runs the rest of it: the state is that of a cold run."""
-        lease = self.admit(prompt)
-        self.feed(lease, prompt[lease.plan.start :])
-        self.check(lease, prompt)
-        self.release(lease, publish=False)
-        return lease.plan
-
 
 def grids(some, count):
     """Bytes of a tier for so many grid units of every form, and not for one more."""

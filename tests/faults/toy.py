@@ -431,6 +431,18 @@ class Session:
         assert self.length(lease) == len(tokens)
         assert_same_state(self.state(lease), cold(self.model, tokens))
 
+    def answer(self, prompt) -> hc.ResumePlan:
+        """Admits a prompt and runs the rest of it: the state is that of a cold run."""
+        lease = self.admit(prompt)
+        self.feed(lease, prompt[lease.plan.start :])
+        self.check(lease, prompt)
+        self.release(lease, publish=False)
+        return lease.plan
+
+    def on_the_line_of(self, other: "Session") -> None:
+        """Gives the tickets that another one gives, to compare caches bit for bit."""
+        self.prefixes._line.name = other.prefixes._line.name
+
 
 def assert_same_state(one: Cold, other: Cold) -> None:
     """Equal positions and equal entries, bit for bit."""

@@ -8,8 +8,8 @@ DEADLINES = (
     Mutation(
         "overdue-one-tick-early",
         "deadlines.py",
-        "np.flatnonzero(live & (due < clock))",
-        "np.flatnonzero(live & (due <= clock))",
+        "np.where(live, clock - due, 0)",
+        "np.where(live, clock - due + 1, 0)",
         "a lease is in doubt while it still has a tick",
         (_LEASES + "test_a_lease_in_doubt_keeps_its_memory_until_its_receipt_comes",),
     ),
