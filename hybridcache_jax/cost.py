@@ -5,7 +5,7 @@ import math
 
 import jax
 
-from hybridcache_jax._typing import AnyArray
+from hybridcache_jax._typing import AnyArray, Array
 
 # Weight of the newest measurement.
 _NEWEST = 0.2
@@ -43,6 +43,21 @@ class CostModel:
         return tokens * float(self.seconds_per_token) + nbytes * float(
             self.seconds_per_byte
         )
+
+    def saved(self, tokens: Array, nbytes: Array) -> Array:
+        """Seconds saved by not running tokens, less those of loading instead.
+
+        Args:
+          tokens: ``[K]`` int32, small enough differences to be exact in float32.
+          nbytes: ``[K]`` float32.
+
+        Returns:
+          ``[K]`` float32.
+        """
+        xp = tokens.__array_namespace__()
+        per_token = xp.asarray(self.seconds_per_token, xp.float32)
+        per_byte = xp.asarray(self.seconds_per_byte, xp.float32)
+        return tokens.astype(xp.float32) * per_token - nbytes * per_byte
 
     def after_run(
         self, tokens: int, seconds: float, *, weight: float = _NEWEST

@@ -1,28 +1,43 @@
-"""What of a tree of claims can go: holes and what lies behind them, unused ends."""
+"""What of a tree of claims can go: holes and what lies behind them, unused ends.
+
+And what is held of bounded forms while the forms that must be held beside it are gone:
+no resume point and no replay can use it.
+"""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from hybridcache_jax.claims import Holds, Node, Sizes, join
+from hybridcache_jax.forms import RULES, required
+from hybridcache_jax.replay import companions
+from hybridcache_jax.spec import CacheSpec
 
 Children = dict[bytes, Node]
+# Per pool, the last blocks of a path: ids, and which of their claims hold.
+Path = list[tuple[np.ndarray, np.ndarray]]
 
 
 class Pruning:
     """A pass over one key's tree against the facts of one moment."""
 
-    def __init__(self, sizes: Sizes, grid: int, holds: Holds):
+    def __init__(self, spec: CacheSpec, sizes: Sizes, holds: Holds):
         """Nothing is looked at yet.
 
         Args:
+          spec: pools and grid.
           sizes: of the blocks.
-          grid: tokens between resume points.
           holds: tells which claims are still true.
         """
+        self._spec = spec
         self._sizes = sizes
-        self._grid = grid
+        self._grid = spec.grid
         self._holds = holds
+        # Blocks before a position that a point behind it may require.
+        self._back = [
+            -(-RULES[pool.form].reach(pool.geometry) // pool.block_tokens)
+            for pool in spec.pools
+        ]
 
     def good(self, pool: int, claimed: Sequence[np.ndarray], at: int = 0) -> np.ndarray:
         """Which claims of consecutive blocks still hold.
@@ -47,15 +62,20 @@ class Pruning:
         essential: Sequence[int],
         left: Sequence[list[np.ndarray]],
         at: int = 0,
+        path: Path | None = None,
     ) -> None:
         """Drops what can never be resumed from a subtree.
 
         Args:
           children: of the node that the subtree hangs on.
           essential: pools that a replay cannot rebuild.
-          left: per pool, gets the ids of which a claim that is true is left.
+          left: per pool, gets the ids of which a claim that is true is left, of bounded
+            forms those that are of use.
           at: position of the subtree.
+          path: what stands before it.
         """
+        none = np.zeros(0, np.int32), np.zeros(0, bool)
+        path = [none] * len(self._sizes.tokens) if path is None else path
         for unit, node in list(children.items()):
             length = len(node.tokens)
             good = [
@@ -66,17 +86,76 @@ class Pruning:
                 if not good[pool].all():
                     hole = int(np.argmin(good[pool])) * self._sizes.tokens[pool]
                     length = min(length, hole - hole % self._grid)
+            used = self._behind(path, node, good, length)
+            masks = self._of_use(used, at, length)
             if length == len(node.tokens):
-                self.prune(node.children, essential, left, at + length)
+                below = [
+                    (ids[max(len(ids) - back, 0) :], held[max(len(held) - back, 0) :])
+                    for (ids, held), back in zip(used, self._back, strict=True)
+                ]
+                self.prune(node.children, essential, left, at + length, below)
                 if not essential and not node.children:
-                    length = self._held_end(good)
+                    length = self._held_end(
+                        [
+                            mask[len(mask) - len(own) :]
+                            for mask, own in zip(masks, good, strict=True)
+                        ]
+                    )
             if length == 0:
                 del children[unit]
             elif length < len(node.tokens):
-                node = children[unit] = node.part(0, length, self._sizes)
-            for pool, size in enumerate(self._sizes.tokens):
-                ids = self._sizes.of(node.claimed, pool)[0, : length // size]
-                left[pool].append(ids[good[pool][: length // size]])
+                children[unit] = node.part(0, length, self._sizes)
+            for ids_left, (ids, _), mask in zip(left, used, masks, strict=True):
+                ids_left.append(ids[mask])
+
+    def _behind(
+        self, path: Path, node: Node, good: list[np.ndarray], length: int
+    ) -> Path:
+        """The last blocks of a path, and behind them those of more tokens."""
+        found = []
+        for pool, size in enumerate(self._sizes.tokens):
+            ids, held = path[pool]
+            own = self._sizes.of(node.claimed, pool)[0, : length // size]
+            found.append(
+                (join([ids, own]), np.append(held, good[pool][: length // size]))
+            )
+        return found
+
+    def _of_use(self, path: Path, at: int, length: int) -> list[np.ndarray]:
+        """Which blocks of a path that ends at ``at + length`` something can use.
+
+        Of what grows with the history all that holds; of a bounded form what points
+        behind ``at`` require at which all is held that must be held beside it.
+        """
+        pools = self._spec.pools
+        points = np.arange(at + self._grid, at + length + 1, self._grid, dtype=np.int32)
+        ranges, complete = {}, {}
+        for number, pool in enumerate(pools):
+            if RULES[pool.form].grows:
+                continue
+            held, size = path[number][1], pool.block_tokens
+            lo, hi = required(pool.form, pool.geometry, points)
+            skipped = (at + length) // size - len(held)
+            start, stop = lo // size - skipped, -(-hi // size) - skipped
+            stop = np.maximum(start, stop)
+            holes = np.append(0, np.cumsum(~held))
+            ranges[number] = start, stop
+            complete[number] = holes[stop] == holes[start]
+        masks = []
+        for number, (_, held) in enumerate(path):
+            if number not in ranges:
+                masks.append(held)
+                continue
+            useful = np.all(
+                [complete[n] for n in companions(self._spec, number)], axis=0
+            )
+            start, stop = (edge[useful] for edge in ranges[number])
+            count = len(held) + 1
+            opened = np.bincount(start, minlength=count) - np.bincount(
+                stop, minlength=count
+            )
+            masks.append(held & (np.cumsum(opened)[:-1] > 0))
+        return masks
 
     def _held_end(self, good: Sequence[np.ndarray]) -> int:
         """Whole grid units of a node up to the last claim that is still true."""

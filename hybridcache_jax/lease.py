@@ -150,8 +150,8 @@ def admission(
     for what it reads was made of them.
 
     In a replay, the forms that it rebuilds start empty at ``plan.start``, except for
-    states, which start from the checkpoint taken there; all others are held up to the
-    resume point, are read, and are never written.
+    those that it keeps, which start as in a row resumed there; all others are held up
+    to the resume point, are read, and are never written.
 
     Args:
       capacity: sizes.
@@ -164,10 +164,10 @@ def admission(
     tokens[: plan.length] = plan.claims.tokens[: plan.length]
     since, held, blocks, epochs = [], [], [], []
     for number, pool in enumerate(capacity.spec.pools):
-        rule = RULES[pool.form]
-        rebuilt = plan.start < plan.length and rule.remedy is Remedy.REPLAY
+        remedy = RULES[pool.form].remedy
+        rebuilt = plan.start < plan.length and remedy is Remedy.REPLAY
         reach = plan.start if rebuilt else plan.length
-        empty = rebuilt and not rule.exact
+        empty = rebuilt and number not in plan.kept
         lo, _ = required(pool.form, pool.geometry, reach)
         last = reach // pool.block_tokens
         first = last if empty else lo // pool.block_tokens

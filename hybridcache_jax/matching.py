@@ -72,11 +72,12 @@ def make_plan(
     length, start = int(solution.point), int(solution.start)
     loads = (np.zeros(0, np.int32),) * len(spec.pools)
     if verdict == Verdict.NEEDS_IO:
-        loads = blocks_to_load(spec, reasons, length, start)
+        loads = blocks_to_load(spec, reasons, length, start, ways[0].kept)
     return ResumePlan(
         verdict=verdict,
         length=length,
         start=start,
+        kept=ways[0].kept,
         num_tokens=len(tokens),
         reason=reason,
         forms=reports,
@@ -109,6 +110,7 @@ def make_cold_plan(
         verdict=Verdict.NEEDS_FULL_RECOMPUTE,
         length=0,
         start=0,
+        kept=(),
         num_tokens=num_tokens,
         reason=Reason.REUSE_OFF,
         forms=(),

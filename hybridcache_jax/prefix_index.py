@@ -32,7 +32,7 @@ class PrefixIndex:
           spec: pools and grid.
           placeholders: token ids that are equal to nothing where they have no content.
         """
-        self._grid = spec.grid
+        self._spec, self._grid = spec, spec.grid
         self._sizes = Sizes(spec)
         self._roots: dict[Key, dict[bytes, Node]] = {}
         self._content_keys = ContentKeys(placeholders)
@@ -180,6 +180,8 @@ class PrefixIndex:
     ) -> tuple[np.ndarray, ...]:
         """Drops what can never be resumed: everything behind the first hole.
 
+        What is held of bounded forms counts only where something can use it.
+
         Where a replay can rebuild every form there are no holes; then what is dropped
         are ends of which nothing is held any more.
 
@@ -188,7 +190,7 @@ class PrefixIndex:
           essential: pools that a replay cannot rebuild.
 
         Returns:
-          Per pool, ``[n]`` int32 ids of which a claim that is true is left.
+          Per pool, ``[n]`` int32 ids of which a claim that is true and of use is left.
         """
         left: list[list[np.ndarray]] = [[] for _ in self._sizes.tokens]
         for key in list(self._roots):
@@ -333,7 +335,7 @@ class PrefixIndex:
         )
 
     def _pruning(self, holds: Holds) -> Pruning:
-        return Pruning(self._sizes, self._grid, holds)
+        return Pruning(self._spec, self._sizes, holds)
 
     def _unit(self, ids: np.ndarray, at: int) -> bytes:
         """The next grid unit's ids themselves: exact, not a hash of them."""

@@ -1,8 +1,8 @@
 """What a row offers to the store: tokens it really ran, and the blocks they left.
 
 Of what grows with the history everything is offered.  Of bounded forms only what a
-resume point requires at which all of them are kept: a window beside a tail or a
-checkpoint that is not there is of use to nobody.
+resume point requires at which all are kept that must be held beside it: a tail beside
+a window that is not there is of use to nobody.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.claims import NOTHING, Claims
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import RULES, required
+from hybridcache_jax.replay import companions
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rows import RowView, block_numbers
 from hybridcache_jax.spec import PoolSpec
@@ -98,11 +99,10 @@ def collect(
         for number, pool in enumerate(spec.pools)
     ]
     end = length if finished else 0
-    joint, states = _kept_points(capacity, points, own, tables, plan.num_tokens, end)
-    grows = [RULES[pool.form].grows for pool in spec.pools]
-    if not any(grows):
+    kept = _kept_points(capacity, points, own, tables, plan.num_tokens, end)
+    if len(kept) == len(spec.pools):
         # Tokens behind the last point of use would be claimed for nothing.
-        points = points[points <= max(joint.max(initial=0), states.max(initial=0))]
+        points = points[points <= max(each.max(initial=0) for each in kept.values())]
     if not len(points):
         return None
     whole = int(points[-1])
@@ -115,9 +115,8 @@ def collect(
         seen[:floor] = plan.claims.epochs[number][:floor]
         numbers, columns, stamps = own[number]
         good = (numbers >= floor) & (numbers < total)
-        if not grows[number]:
-            kept = states if RULES[pool.form].exact else joint
-            good = good & _of_use(pool, numbers, kept)
+        if number in kept:
+            good = good & _of_use(pool, numbers, kept[number])
         ids[numbers[good]], seen[numbers[good]] = columns[good], stamps[good]
         blocks.append(ids)
         epochs.append(seen)
@@ -143,28 +142,25 @@ def _kept_points(
     tables: tuple[StateTable, ...],
     prompt: int,
     end: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Points at which every bounded form is kept, and those of the checkpoints alone.
-
-    A checkpoint without windows is of use all the same: a replay starts there.
-    """
-    grid = capacity.spec.grid
-    joint = np.ones(len(points), bool)
-    exact = any(RULES[pool.form].exact for pool in capacity.spec.pools)
-    states = np.full(len(points), exact)
+) -> dict[int, np.ndarray]:
+    """For each bounded pool, the points at which it is kept and of use."""
+    grid, kept = capacity.spec.grid, {}
     for number, pool in enumerate(capacity.spec.pools):
         rule = RULES[pool.form]
         if rule.grows:
             continue
         policy = capacity.policy(pool.form)
-        kept = policy.keeps(points, grid=grid, prompt=prompt, end=end)
+        kept[number] = policy.keeps(points, grid=grid, prompt=prompt, end=end)
         if rule.exact:
             numbers, ids, _ = own[number]
             taken = numbers[tables[number].stage[ids] == Stage.SEALED]
-            kept = kept & np.isin(points // pool.block_tokens - 1, taken)
-            states = states & kept
-        joint = joint & kept
-    return points[joint], points[states]
+            kept[number] &= np.isin(points // pool.block_tokens - 1, taken)
+    return {
+        number: points[
+            np.all([kept[other] for other in companions(capacity.spec, number)], axis=0)
+        ]
+        for number in kept
+    }
 
 
 def _of_use(pool: PoolSpec, numbers: np.ndarray, points: np.ndarray) -> np.ndarray:

@@ -12,7 +12,6 @@ batch of requests (:func:`solve_batch`).
 """
 
 import dataclasses
-import itertools
 
 import jax
 
@@ -20,9 +19,10 @@ from hybridcache_jax._typing import AnyArray, Array
 from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy
-from hybridcache_jax.replay import replay_start
+from hybridcache_jax.origins import Origins, origins
+from hybridcache_jax.resume_loads import no_way, ways_that_load
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.validate import boundary, intersection, missing
+from hybridcache_jax.validate import boundary, intersection
 
 
 @jax.tree_util.register_dataclass
@@ -49,15 +49,19 @@ class Solution:
       verdict: ``codes.Verdict``.
       point: the resume point ``p``; 0 for a full recompute.
       start: first position to run: ``p``, or ``k < p`` for a replay of ``k..p-1``.
+      base: the pools that the replay keeps, by their place in ``replay.bases``; 0 where
+        nothing is replayed.
       bytes_to_load: ``[]`` float32, bytes that must be loaded first.
       device_point: largest point whose forms are all on the device.
       anywhere_point: the same, outer tiers included.
       replay_point: point of the cheapest replay that loads nothing; 0 if there is none.
       replay_start: where that replay starts.
+      replay_base: what it keeps.
       load_point: point of the cheapest way that loads and replays nothing; 0 if none.
       load_replay_point: point of the cheapest way that loads and then replays; 0 if
         there is none.
       load_replay_start: where that replay starts.
+      load_replay_base: what it keeps.
       history_point: how deep the forms alone go that no replay rebuilds, outer tiers
         included.
       lost_point: largest point at which they are held, and another form is lost.
@@ -67,27 +71,20 @@ class Solution:
     verdict: Array
     point: Array
     start: Array
+    base: Array
     bytes_to_load: Array
     device_point: Array
     anywhere_point: Array
     replay_point: Array
     replay_start: Array
+    replay_base: Array
     load_point: Array
     load_replay_point: Array
     load_replay_start: Array
+    load_replay_base: Array
     history_point: Array
     lost_point: Array
     per_pool: Array
-
-
-@dataclasses.dataclass(frozen=True)
-class _Way:
-    """One way that loads; ``seconds`` are those saved, ``-inf`` if there is none."""
-
-    seconds: Array
-    point: Array
-    start: Array
-    nbytes: Array
 
 
 def solve(
@@ -103,9 +100,8 @@ def solve(
     """Finds the cheapest proved way to resume.
 
     Of ways that cost the same, those that load nothing come first, then those that
-    replay nothing, then the point that stands last in ``points``.  Seconds are
-    compared in float32, as differences from the best way that loads nothing, so that
-    long prompts lose no precision.
+    replay nothing, then the point that stands last in ``points``, then what keeps the
+    fewest pools.
 
     Args:
       spec: pools and layers.
@@ -136,33 +132,27 @@ def solve(
     allowed = _resume_points(spec, points, anywhere) & (points <= num_tokens - 1)
     ready, per_pool = intersection(spec, points, holdings.device)
     whole = _history_held(spec, per_pool, xp)
-    loadable, reachable = ready, whole
+    loadable, reachable, each = ready, whole, per_pool
     if holdings.anywhere is not None:
         loadable, each = intersection(spec, points, anywhere)
         reachable = _history_held(spec, each, xp)
 
-    here = checkpoints
-    if checkpoints is not None and checkpoints_away is not None:
-        here = _only(checkpoints, ~xp.any(checkpoints_away, axis=0))
-    replayable = allowed & whole & ~ready
-    starts = xp.where(replayable, replay_start(spec, points, here), 0)
     device_point = _deepest(points, allowed & ready)
-    best_start = xp.max(starts, initial=0)
-    # Among replays from the same start the deepest point reads the most.
-    replay_point = xp.where(
-        best_start > 0, _deepest(points, (starts == best_start) & replayable), 0
+    sources = origins(
+        spec, points, allowed, (holdings.device, each), checkpoints, checkpoints_away
     )
-
-    base = xp.maximum(device_point, best_start)
-    load = load_replay = _no_way(points)
+    best_start, replay_point, replay_base = _latest_replay(
+        points, allowed & whole & ~ready, sources
+    )
+    load = load_replay = no_way(points)
     if holdings.anywhere is not None:
-        load, load_replay = _ways_that_load(
+        load, load_replay = ways_that_load(
             spec,
             points,
             holdings.device,
             (allowed & loadable, allowed & reachable),
-            (checkpoints, checkpoints_away),
-            base,
+            sources,
+            xp.maximum(device_point, best_start),
             cost,
         )
     wait = xp.maximum(load.seconds, load_replay.seconds) > 0
@@ -175,6 +165,7 @@ def solve(
 
     point = choose(device_point, replay_point, load.point, load_replay.point)
     start = choose(device_point, best_start, load.start, load_replay.start)
+    base = choose(xp.int32(0), replay_base, xp.int32(0), load_replay.base)
     verdict = xp.where(
         point > 0, int(Verdict.RESUMABLE), int(Verdict.NEEDS_FULL_RECOMPUTE)
     )
@@ -184,6 +175,7 @@ def solve(
         verdict=verdict,
         point=point,
         start=start,
+        base=base,
         bytes_to_load=xp.where(
             wait, xp.where(both, load_replay.nbytes, load.nbytes), xp.float32(0)
         ),
@@ -191,9 +183,11 @@ def solve(
         anywhere_point=_deepest(points, allowed & loadable),
         replay_point=replay_point,
         replay_start=best_start,
+        replay_base=replay_base,
         load_point=load.point,
         load_replay_point=load_replay.point,
         load_replay_start=load_replay.start,
+        load_replay_base=load_replay.base,
         history_point=_deepest(points, allowed & reachable),
         lost_point=_deepest(points, allowed & reachable & ~loadable),
         per_pool=per_pool,
@@ -214,14 +208,17 @@ def ready_at(spec: CacheSpec, point: Array) -> Solution:
         verdict=xp.where(point > 0, *some),
         point=point,
         start=point,
+        base=none,
         bytes_to_load=no_bytes,
         device_point=point,
         anywhere_point=point,
         replay_point=none,
         replay_start=none,
+        replay_base=none,
         load_point=none,
         load_replay_point=none,
         load_replay_start=none,
+        load_replay_base=none,
         history_point=point,
         lost_point=none,
         per_pool=xp.ones((len(spec.pools), 1), bool),
@@ -269,6 +266,28 @@ def solve_batch(
     return jax.vmap(one)(num_tokens, holdings, checkpoints, checkpoints_away)
 
 
+def _latest_replay(
+    points: Array, replayable: Array, sources: tuple[Origins, ...]
+) -> tuple[Array, Array, Array]:
+    """Start, resume point and base of the replay that runs the fewest tokens.
+
+    Among replays from the same start the deepest point reads the most; then the one
+    that keeps the fewest pools.
+    """
+    xp = points.__array_namespace__()
+    best_start = best_point = best = xp.zeros((), xp.int32)
+    for number, source in enumerate(sources):
+        starts = xp.where(replayable, source.at_hand(), 0)
+        start = xp.max(starts, initial=0)
+        point = xp.where(start > 0, _deepest(points, (starts == start) & replayable), 0)
+        deeper = (start == best_start) & (point > best_point)
+        take = (start > best_start) | deeper
+        best_start = xp.where(take, start, best_start)
+        best_point = xp.where(take, point, best_point)
+        best = xp.where(take, xp.int32(number), best)
+    return best_start, best_point, best
+
+
 def _deepest(points: Array, mask: Array) -> Array:
     xp = points.__array_namespace__()
     return xp.max(xp.where(mask, points, 0), initial=0)
@@ -295,107 +314,3 @@ def _history_held(spec: CacheSpec, per_pool: Array, xp) -> Array:
         if RULES[pool.form].remedy is not Remedy.REPLAY:
             held = held & each
     return held
-
-
-def _ways_that_load(spec, points, device, candidates, checkpoints, base, cost):
-    """The cheapest way that loads, and the cheapest that then replays.
-
-    Args:
-      spec: pools and layers.
-      points: ``[K]`` int32.
-      device: per pool, what is held on the device.
-      candidates: ``[K]`` bool twice: points whose forms are all held somewhere, and
-        those where that is so of the forms that a replay cannot rebuild.
-      checkpoints: their positions, and which lie in an outer tier.
-      base: where the best way that loads nothing starts.
-      cost: rates.
-    """
-    xp = points.__array_namespace__()
-    loadable, reachable = candidates
-    history = bounded = xp.zeros(points.shape, xp.float32)
-    for pool, held in zip(spec.pools, device, strict=True):
-        blocks = missing(pool, points, held).astype(xp.float32)
-        nbytes = blocks * xp.float32(pool.block_bytes)
-        if RULES[pool.form].remedy is Remedy.REPLAY:
-            bounded = bounded + nbytes
-        else:
-            history = history + nbytes
-
-    def best(mask, starts, nbytes):
-        return _cheapest(points, mask & (nbytes > 0), starts, nbytes, base, cost)
-
-    load = best(loadable, points, history + bounded)
-    load_replay = _no_way(points)
-    for positions, per_checkpoint in _choices_of_checkpoints(spec, *checkpoints):
-        starts = replay_start(spec, points, positions)
-        nbytes = history
-        if per_checkpoint is not None:
-            rank = xp.searchsorted(positions, starts, side="left")
-            nbytes = nbytes + xp.take(per_checkpoint, rank, mode="clip")
-        way = best(reachable & (starts > 0), starts, nbytes)
-        better = way.seconds > load_replay.seconds
-        load_replay = _Way(
-            *(
-                xp.where(better, getattr(way, name), getattr(load_replay, name))
-                for name in ("seconds", "point", "start", "nbytes")
-            )
-        )
-    return load, load_replay
-
-
-def _choices_of_checkpoints(spec: CacheSpec, checkpoints, away):
-    """Yields checkpoints to start from, and the bytes of each: latest is then best.
-
-    One choice for each set of pools whose checkpoints may be loaded: within a choice
-    a later checkpoint is worth the more, between them the bytes decide.
-    """
-    if checkpoints is None or away is None or checkpoints.shape[0] == 0:
-        yield checkpoints, None
-        return
-    xp = checkpoints.__array_namespace__()
-    sizes = [pool.block_bytes for pool in spec.pools if RULES[pool.form].exact]
-    for loaded in itertools.product((False, True), repeat=len(sizes)):
-        allowed = ~xp.any(away & ~xp.asarray(loaded)[:, None], axis=0)
-        nbytes = away * xp.asarray(sizes, xp.float32)[:, None]
-        order = xp.argsort(xp.where(allowed, checkpoints, 0))
-        yield (
-            xp.take(xp.where(allowed, checkpoints, 0), order),
-            xp.take(xp.sum(nbytes, axis=0), order),
-        )
-
-
-def _only(checkpoints: Array, allowed: Array) -> Array:
-    """The checkpoints that are allowed, ascending; zeros in front for the others."""
-    xp = checkpoints.__array_namespace__()
-    return xp.sort(xp.where(allowed, checkpoints, 0))
-
-
-def _cheapest(points, mask, starts, nbytes, base, cost: CostModel) -> _Way:
-    """The best of one kind of way; of equals the last."""
-    xp = points.__array_namespace__()
-    per_token = xp.asarray(cost.seconds_per_token, xp.float32)
-    per_byte = xp.asarray(cost.seconds_per_byte, xp.float32)
-    # Differences of positions, not of total costs: exact in any float width.
-    seconds = (starts - base).astype(xp.float32) * per_token - nbytes * per_byte
-    none = xp.zeros(1, xp.int32)
-    seconds = xp.concatenate(
-        [xp.where(mask, seconds, -xp.inf)[::-1], xp.full(1, -xp.inf, xp.float32)]
-    )
-    at = xp.argmax(seconds)
-
-    def pick(array):
-        return xp.take(xp.concatenate([array[::-1], none.astype(array.dtype)]), at)
-
-    there = seconds[at] > -xp.inf
-    return _Way(
-        seconds[at],
-        xp.where(there, pick(points), 0),
-        xp.where(there, pick(starts), 0),
-        pick(nbytes),
-    )
-
-
-def _no_way(points: Array) -> _Way:
-    xp = points.__array_namespace__()
-    zero = xp.zeros((), xp.int32)
-    return _Way(xp.float32(-xp.inf), zero, zero, xp.zeros((), xp.float32))

@@ -57,6 +57,8 @@ class ResumePlan:
       verdict: one of four.
       length: the resume point ``p``: positions ``0..p-1`` are reused.
       start: first position to run: ``p``, or ``k < p`` for a replay of ``k..p-1``.
+      kept: numbers of the pools whose forms at ``start`` the replay goes on from,
+        checkpoints among them; the other bounded forms it rebuilds from nothing.
       num_tokens: length of the prompt.
       reason: why not more was reused; ``OK`` if all that is stored of the prompt, up
         to the last resume point below its last token, is reused.
@@ -89,6 +91,7 @@ class ResumePlan:
     verdict: Verdict
     length: int
     start: int
+    kept: tuple[int, ...]
     num_tokens: int
     reason: Reason
     forms: tuple[FormReport, ...]
@@ -218,6 +221,7 @@ class ResumePlan:
             "provenance": self.provenance.name,
             "length": self.length,
             "start": self.start,
+            "kept": self._names(self.kept),
             "num_tokens": self.num_tokens,
             "tokens_to_run": self.tokens_to_run,
             "bytes_to_load": self.bytes_to_load,
@@ -253,7 +257,11 @@ class ResumePlan:
                 for report in self.forms
             ],
             "alternatives": [
-                {**dataclasses.asdict(other), "verdict": other.verdict.name}
+                {
+                    **dataclasses.asdict(other),
+                    "verdict": other.verdict.name,
+                    "kept": self._names(other.kept),
+                }
                 for other in self.alternatives
             ],
         }
@@ -273,6 +281,9 @@ class ResumePlan:
             f"{report.reason.explanation}; remedy: {report.remedy.value}"
         )
 
+    def _names(self, pools: tuple[int, ...]) -> list[str]:
+        return [self.forms[number].pool for number in pools]
+
     def _parted_contents(self) -> str:
         """Names the contents where stored and asked prompt part, if there are any."""
         asked = self.contents.at(self.shared_length)
@@ -289,6 +300,9 @@ class ResumePlan:
         if self.verdict == Verdict.NEEDS_FULL_RECOMPUTE:
             return run
         replay = f"after replaying {self.start}..{self.length - 1}"
+        if self.kept:
+            names = ", ".join(self._names(self.kept))
+            replay += f" from what {names} holds at {self.start}"
         steps = [replay] if self.start < self.length else []
         if self.verdict == Verdict.NEEDS_IO:
             count = sum(len(blocks) for blocks in self.loads)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from hybridcache_jax.forms import RULES, Form, required
+from hybridcache_jax.replay import companions
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 
 # Grid points looked at for the most blocks that one of them requires.
@@ -198,10 +199,10 @@ def policies(
 def stored_policy(
     spec: CacheSpec, policy: Callable[[Form], Retention], form: Form
 ) -> Retention:
-    """At which points a bounded form is stored: where all of them are kept.
+    """At which points a bounded form is stored: where it is of use.
 
-    One form beside another that is not there is of no use to a resume point.  A
-    checkpoint is: a replay starts from it.
+    That is where all the forms are kept that must be held beside it, see
+    ``replay.companions``.
 
     Args:
       spec: what is cached.
@@ -212,10 +213,15 @@ def stored_policy(
       The policy whose points those are; of ends and a distance the ends, which may be
       more.
     """
-    if RULES[form].exact:
-        return policy(form)
-    bounded = {pool.form for pool in spec.pools if not RULES[pool.form].grows}
-    all_of_them = [policy(other) for other in sorted(bounded)]
+    beside = {
+        spec.pools[other].form
+        for number, pool in enumerate(spec.pools)
+        if pool.form == form
+        for other in companions(spec, number)
+    }
+    all_of_them = [policy(other) for other in sorted(beside)]
+    if len(set(all_of_them)) == 1:
+        return all_of_them[0]
     kinds = {each.keep for each in all_of_them}
     if Keep.NONE in kinds:
         return Retention.none()

@@ -1,18 +1,24 @@
 """What retention policies cost: bytes that are kept, tokens that are run again.
 
 A hit stands at a grid point up to which the history is stored.  It is resumed at the
-deepest point that keeps every bounded form, or replayed from where ``replay_start``
-says; the later of the two starts is what it costs.  No checkpoint is missed: each is
+deepest point that keeps every bounded form, or replayed from where ``replay`` says;
+the latest of those starts is what it costs.  No checkpoint is missed: each is
 taken wherever it is kept.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from hybridcache_jax.forms import RULES, Form
-from hybridcache_jax.replay import replay_start
+from hybridcache_jax.replay import (
+    bases,
+    last_of,
+    latest_start,
+    replay_start,
+    usable,
+)
 from hybridcache_jax.retention import Retention, point_blocks, stored_policy
 from hybridcache_jax.spec import CacheSpec
 
@@ -69,19 +75,29 @@ def retention_cost(
       length: tokens of a stored sequence, prompt and output.
     """
     grid = spec.grid
-    bounded = [pool for pool in spec.pools if not RULES[pool.form].grows]
     points = np.arange(grid, length + 1, grid, dtype=np.int32)
-    joint, states = np.ones(len(points), bool), np.ones(len(points), bool)
-    for pool in bounded:
-        kept = policy(pool.form).keeps(points, grid=grid, prompt=length, end=length)
-        joint = joint & kept
-        states = states & kept if RULES[pool.form].exact else states
-    resumed = np.maximum.accumulate(np.where(joint, points, 0))
-    start = np.maximum(resumed, replay_start(spec, points, points[states]))
+    kept = {
+        number: policy(pool.form).keeps(points, grid=grid, prompt=length, end=length)
+        for number, pool in enumerate(spec.pools)
+        if not RULES[pool.form].grows
+    }
+    states = [number for number in kept if RULES[spec.pools[number].form].exact]
+
+    def all_keep(pools: Sequence[int]) -> np.ndarray:
+        return np.all([np.ones(len(points), bool), *(kept[n] for n in pools)], axis=0)
+
+    resumed = np.maximum.accumulate(np.where(all_keep(list(kept)), points, 0))
+    start = np.maximum(resumed, replay_start(spec, points, points[all_keep(states)]))
+    for base in bases(spec)[1:]:
+        there = all_keep([*base, *states])
+        if states:
+            there &= usable(spec, points, base)
+        latest = latest_start(spec, points, base)
+        start = np.maximum(start, last_of(points, there, latest))
     again = points - start
     tokens = _MANY * (length + -length % grid)
     costs = []
-    for pool in bounded:
+    for pool in (spec.pools[number] for number in kept):
         rule = stored_policy(spec, policy, pool.form)
         blocks = rule.stored_blocks(pool, tokens, grid=grid, length=length)
         one = point_blocks(pool, grid) * pool.block_bytes

@@ -12,6 +12,7 @@ import numpy as np
 from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
+from hybridcache_jax.replay import bases
 from hybridcache_jax.resume import Solution
 from hybridcache_jax.spec import CacheSpec
 
@@ -26,6 +27,7 @@ class Alternative:
       verdict: what it would be called.
       length: resume point, in tokens.
       start: first position to run.
+      kept: numbers of the pools whose forms at ``start`` a replay goes on from.
       tokens_to_run: positions run before decoding, the replay included.
       bytes_to_load: bytes that must come from an outer tier first.
       seconds: what both cost by the rates of the moment.
@@ -34,34 +36,63 @@ class Alternative:
     verdict: Verdict
     length: int
     start: int
+    kept: tuple[int, ...]
     tokens_to_run: int
     bytes_to_load: int
     seconds: float
 
 
+def kept_pools(spec: CacheSpec, base: int, length: int, start: int) -> tuple[int, ...]:
+    """The pools whose forms at its start a replay goes on from, ascending.
+
+    Args:
+      spec: pools.
+      base: place in ``replay.bases`` of what the replay keeps.
+      length: the resume point.
+      start: first position to run.
+
+    Returns:
+      Those of them of which anything is required there, checkpoints included; none
+      where nothing is replayed.
+    """
+    if start >= length:
+        return ()
+    kept = []
+    for number, pool in enumerate(spec.pools):
+        lo, hi = required(pool.form, pool.geometry, start)
+        wanted = RULES[pool.form].exact or number in bases(spec)[base]
+        if wanted and lo < hi:
+            kept.append(number)
+    return tuple(kept)
+
+
 def blocks_to_load(
-    spec: CacheSpec, reasons: Sequence[np.ndarray], length: int, start: int
+    spec: CacheSpec,
+    reasons: Sequence[np.ndarray],
+    length: int,
+    start: int,
+    kept: Sequence[int],
 ) -> Loads:
     """What must be loaded to go on at ``start`` and resume at ``length``.
 
-    A replay rebuilds the bounded forms, so of those only the checkpoints it starts
-    from are loaded.
+    A replay rebuilds the bounded forms, so of those only what it keeps is loaded, as it
+    stands at the start.
 
     Args:
       spec: pools.
       reasons: per pool, ``[N]`` int32 ``Reason`` of each claimed block.
       length: the resume point.
       start: first position to run; below ``length`` for a replay.
+      kept: numbers of the pools that a replay keeps.
 
     Returns:
       Per pool, ``[n]`` int32 ascending block numbers that lie in an outer tier.
     """
     loads = []
-    for pool, reason in zip(spec.pools, reasons, strict=True):
-        rule = RULES[pool.form]
-        rebuilt = start < length and rule.remedy is Remedy.REPLAY
+    for number, (pool, reason) in enumerate(zip(spec.pools, reasons, strict=True)):
+        rebuilt = start < length and RULES[pool.form].remedy is Remedy.REPLAY
         lo, hi = required(pool.form, pool.geometry, start if rebuilt else length)
-        if lo >= hi or (rebuilt and not rule.exact):
+        if lo >= hi or (rebuilt and number not in kept):
             loads.append(np.zeros(0, np.int32))
             continue
         first, last = lo // pool.block_tokens, -(-hi // pool.block_tokens)
@@ -97,32 +128,40 @@ def proved_ways(
     Returns:
       One to five ways; a run of the whole prompt always is among them.
     """
-    point, start = int(solution.point), int(solution.start)
-    chosen = (Verdict(int(solution.verdict)), point, start)
-    ways = {chosen, (Verdict.NEEDS_FULL_RECOMPUTE, 0, 0)}
-    for verdict, length, first in (
-        (Verdict.RESUMABLE, solution.device_point, solution.device_point),
+    chosen = (
+        Verdict(int(solution.verdict)),
+        int(solution.point),
+        int(solution.start),
+        int(solution.base),
+    )
+    ways = {chosen, (Verdict.NEEDS_FULL_RECOMPUTE, 0, 0, 0)}
+    for verdict, length, first, base in (
+        (Verdict.RESUMABLE, solution.device_point, solution.device_point, 0),
         (
             Verdict.NEEDS_PARTIAL_RECOMPUTE,
             solution.replay_point,
             solution.replay_start,
+            solution.replay_base,
         ),
-        (Verdict.NEEDS_IO, solution.load_point, solution.load_point),
+        (Verdict.NEEDS_IO, solution.load_point, solution.load_point, 0),
         (
             Verdict.NEEDS_IO,
             solution.load_replay_point,
             solution.load_replay_start,
+            solution.load_replay_base,
         ),
     ):
         if length > 0:
-            ways.add((verdict, int(length), int(first)))
+            ways.add((verdict, int(length), int(first), int(base)))
 
-    def priced(verdict: Verdict, length: int, first: int) -> Alternative:
+    def priced(verdict: Verdict, length: int, first: int, base: int) -> Alternative:
         tokens, nbytes = num_tokens - first, 0
+        kept = kept_pools(spec, base, length, first)
         if verdict == Verdict.NEEDS_IO:
-            nbytes = bytes_of(spec, blocks_to_load(spec, reasons, length, first))
+            loads = blocks_to_load(spec, reasons, length, first, kept)
+            nbytes = bytes_of(spec, loads)
         seconds = cost.seconds(tokens, nbytes)
-        return Alternative(verdict, length, first, tokens, nbytes, seconds)
+        return Alternative(verdict, length, first, kept, tokens, nbytes, seconds)
 
     best = priced(*chosen)
     others = [priced(*way) for way in ways - {chosen}]

@@ -21,13 +21,13 @@ from hybridcache_jax.rows import RowView
 ROW = Entry.kv(1, 2)
 SIZES = {Form.SWA_WINDOW: 2, Form.RECURRENT_STATE: 4, Form.FULL_KV: 8}
 WIDE, GRID, LENGTH = 7, 8, 48
-SPEC = hc.CacheSpec.from_layers(
-    [
-        LayerSpec(local=Window(WIDE, ROW)),
-        LayerSpec(recurrent=RecurrentState(ROW)),
-        LayerSpec(global_=Entries(ROW)),
-    ],
-    block_tokens=SIZES,
+WINDOW = LayerSpec(local=Window(WIDE, ROW))
+STATE = LayerSpec(recurrent=RecurrentState(ROW))
+FULL = LayerSpec(global_=Entries(ROW))
+# A replay can start from a state alone only where no window lies below it.
+BELOW, ABOVE = (
+    hc.CacheSpec.from_layers(layers, block_tokens=SIZES)
+    for layers in ([WINDOW, STATE, FULL], [STATE, WINDOW, FULL])
 )
 CLAIMED = 1000  # ids of blocks that the row was admitted with
 POLICIES = st.sampled_from(
@@ -44,6 +44,7 @@ def keeps(policy, point, prompt, end):
 
 @settings(max_examples=120)
 @given(
+    spec=st.sampled_from([BELOW, ABOVE]),
     window=POLICIES,
     state=POLICIES,
     length=st.integers(1, LENGTH),
@@ -54,11 +55,11 @@ def keeps(policy, point, prompt, end):
     open_states=st.sets(st.integers(0, LENGTH // 4), max_size=6),
 )
 def test_a_row_offers_exactly_what_kept_points_require(
-    window, state, length, prompt, resumed, finished, lost, open_states
+    spec, window, state, length, prompt, resumed, finished, lost, open_states
 ):
     policy = {Form.SWA_WINDOW: window, Form.RECURRENT_STATE: state}
     capacity = hc.plan_capacity(
-        SPEC,
+        spec,
         budget="8MiB",
         max_sequences=1,
         max_length=LENGTH,
@@ -70,7 +71,7 @@ def test_a_row_offers_exactly_what_kept_points_require(
     resumed = min(resumed * GRID, length - length % GRID)
     end = length if finished else 0
     blocks, claimed, tables = [], [], []
-    for number, pool in enumerate(SPEC.pools):
+    for number, pool in enumerate(spec.pools):
         size, nothing = pool.block_tokens, capacity.blocks[number]
         ids = np.full((1, capacity.columns(number)), nothing, np.int32)
         for block in range(-(-length // size)):
@@ -90,30 +91,31 @@ def test_a_row_offers_exactly_what_kept_points_require(
     )
     tokens = np.arange(length, dtype=np.int32)
     claims = Claims(resumed, resumed, -1, (), tuple(claimed), tuple(claimed))
-    key = Key(Identity("w", "c", SPEC.fingerprint))
-    plan = make_cold_plan(SPEC, prompt, key, hc.CostModel())
+    key = Key(Identity("w", "c", spec.fingerprint))
+    plan = make_cold_plan(spec, prompt, key, hc.CostModel())
     plan = dataclasses.replace(plan, length=resumed, claims=claims)
     offer = collect(capacity, view, tokens, plan, tuple(tables), finished=finished)
 
     points = range(resumed + GRID, length + 1, GRID)
+    (states,) = (n for n, p in enumerate(spec.pools) if p.form == Form.RECURRENT_STATE)
     taken = [
         p
         for p in points
         if keeps(state, p, prompt, end)
         and p // 4 - 1 not in lost | open_states
-        and held_in_the_ring(capacity, 1, p // 4 - 1, length)
+        and held_in_the_ring(capacity, states, p // 4 - 1, length)
     ]
     both = [p for p in taken if keeps(window, p, prompt, end)]
     wanted = {
         Form.SWA_WINDOW: {q // 2 for p in both for q in range(max(0, p - WIDE + 1), p)},
-        Form.RECURRENT_STATE: {p // 4 - 1 for p in taken},
+        Form.RECURRENT_STATE: {p // 4 - 1 for p in (both if spec == BELOW else taken)},
         Form.FULL_KV: set(range(LENGTH)),
     }
     if not len(points):
         assert offer is None
         return
     assert offer.tokens.tolist() == list(range(points[-1]))
-    for number, pool in enumerate(SPEC.pools):
+    for number, pool in enumerate(spec.pools):
         size = pool.block_tokens
         for block, (mine, epoch) in enumerate(
             zip(offer.blocks[number], offer.epochs[number], strict=True)
@@ -131,5 +133,5 @@ def test_a_row_offers_exactly_what_kept_points_require(
 
 def held_in_the_ring(capacity, number, block, length):
     """Whether no later block of the row stands in the same column."""
-    last = (length - 1) // SPEC.pools[number].block_tokens
+    last = (length - 1) // capacity.spec.pools[number].block_tokens
     return block + capacity.columns(number) > last

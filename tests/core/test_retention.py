@@ -95,8 +95,8 @@ def test_a_plan_sets_aside_what_its_stored_sequences_keep(policy, runs):
         (Retention.every_block(), Retention.ends(), Retention.ends()),
     ],
 )
-def test_what_is_stored_is_kept_by_all(windows, tails, both):
-    """A window beside a tail that is not there is not stored, so not planned for."""
+def test_what_is_stored_is_of_use(windows, tails, both):
+    """A tail is of use beside windows only; windows start replays without tails."""
     bare, made, same = (
         plan(retention, stored_tokens=tokens)
         for retention, tokens in (
@@ -105,13 +105,40 @@ def test_what_is_stored_is_kept_by_all(windows, tails, both):
             (both, 640),
         )
     )
-    least = plan(both, stored_tokens=0)
-    for number in (0, 1, 3):
+    alone = plan(windows, stored_tokens=640)
+    for number, other, policy in (
+        (0, alone, windows),
+        (1, alone, windows),
+        (3, same, both),
+    ):
         aside = made.blocks[number] - bare.blocks[number]
-        assert aside == same.blocks[number] - least.blocks[number]
-    promised = made.retention_cost(), same.retention_cost()
-    sizes = [[p.bytes_per_1000_tokens for p in cost.pools] for cost in promised]
-    assert sizes[0] == sizes[1]
+        least = plan(policy, stored_tokens=0).blocks[number]
+        assert aside == other.blocks[number] - least
+    promised = [
+        [pool.bytes_per_1000_tokens for pool in each.retention_cost().pools]
+        for each in (made, alone, same)
+    ]
+    assert promised[0] == [*promised[1][:2], promised[2][2]]
+
+
+def test_what_a_hit_costs_where_windows_are_kept_without_tails():
+    """From the last point that keeps windows, where that is later than from nothing."""
+    made = plan(
+        {
+            Form.SWA_WINDOW: Retention.every(16),
+            Form.UNCOMPRESSED_TAIL: Retention.none(),
+        },
+        stored_length=64,
+    )
+    again = []
+    for point in range(GRID, 65, GRID):
+        # The tail of 4, made of what the window of 9 and the chunk of 10 let through.
+        fresh = (point - 4) // 10 * 10 - 9
+        kept = (point - 4) // 16 * 16
+        again.append(point - max(fresh, kept, 0))
+    cost = made.retention_cost()
+    assert cost.most_replayed == max(again)
+    assert cost.mean_replayed == sum(again) / len(again)
 
 
 def test_ends_need_far_fewer_blocks_than_every_block():

@@ -45,9 +45,9 @@ REPLAY = dataclasses.replace(
     history_length=12,
     forms=(LIMIT, dataclasses.replace(LIMIT, pool="another window")),
     alternatives=(
-        Alternative(hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, 12, 7, 13, 0, 13.0),
-        Alternative(hc.Verdict.RESUMABLE, 4, 4, 16, 0, 16.0),
-        Alternative(hc.Verdict.NEEDS_FULL_RECOMPUTE, 0, 0, 20, 0, 20.0),
+        Alternative(hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, 12, 7, (), 13, 0, 13.0),
+        Alternative(hc.Verdict.RESUMABLE, 4, 4, (), 16, 0, 16.0),
+        Alternative(hc.Verdict.NEEDS_FULL_RECOMPUTE, 0, 0, (), 20, 0, 20.0),
     ),
 )
 
