@@ -86,29 +86,43 @@ def provable(layers, held: Held, point: int, only=None) -> bool:
     )
 
 
+@functools.cache
+def _seen(kind: type, size: int, query: int) -> frozenset[int]:
+    """Positions that a query sees, by a window or a chunk of that size."""
+    local = kind(size, None)
+    return frozenset(key for key in range(query + 1) if sees(local, query, key))
+
+
 def replay_is_exact(
-    layers, point: int, start: int, checkpoints=frozenset(), held: Held | None = None
+    layers, point: int, start: int, checkpoints=frozenset(), kept=frozenset()
 ) -> bool:
     """Whether running ``start..point-1`` leaves every replayed part right.
 
     Growing parts are held up to ``point``, are read, and are never written.  Rows of
-    the other parts begin empty at ``start``, unless ``held`` says what is still there.
-    A recurrent layer begins from a checkpoint taken at exactly ``start``.
+    the other parts begin empty at ``start``; a part that is kept has there what it must
+    hold to resume at ``start``.  From ``start`` on all rows are written anew.  A
+    recurrent layer begins from a checkpoint taken at exactly ``start``.
 
     Args:
       layers: layer records.
       point: the resume point.
       start: the first position that is run.
       checkpoints: positions at which all recurrent layers have a checkpoint.
-      held: if given, rows that were held before the replay are read, too.
+      kept: layers and parts that the replay goes on from; no recurrent ones.
     """
     right = set(range(start, point))  # inputs of the layer at hand: tokens are right
     rows: list[set[int]] = []
     for index, layer in enumerate(layers):
-        kept = set(right)
-        if held is not None and layer.local is not None:
-            kept |= held[index, "local"]
-        rows.append(kept)
+        there = {
+            part: right | required(layer, part, start)
+            if (index, part) in kept
+            else right
+            for part in parts(layer)
+            if part not in (*GROWING, "recurrent")
+        }
+        if not all(required(layer, part, point) <= there[part] for part in there):
+            return False
+        rows.append(there.get("local", right))
         owner = index if layer.kv_owner is None else layer.kv_owner
         local = layers[owner].local
         folded = start == 0 or start in checkpoints
@@ -119,17 +133,9 @@ def replay_is_exact(
             if layer.recurrent is not None:
                 good = good and folded
             if local is not None:
-                seen = {s for s in range(t + 1) if sees(local, t, s)}
-                good = good and seen <= rows[owner]
+                good = good and _seen(type(local), local.size, t) <= rows[owner]
             if good:
                 outputs.add(t)
-        if layer.local is not None and not required(layer, "local", point) <= kept:
-            return False
-        for part in ("global_tail", "index_tail"):
-            if part in parts(layer):
-                there = right if held is None else right | held[index, part]
-                if not required(layer, part, point) <= there:
-                    return False
         if layer.recurrent is not None and not folded:
             return False
         right = outputs
@@ -138,7 +144,7 @@ def replay_is_exact(
 
 @functools.lru_cache(maxsize=4096)
 def latest_start(layers, point: int, checkpoints=frozenset()) -> int:
-    """The latest start of an exact replay; 0 if only a whole run will do."""
+    """The latest start of an exact replay that keeps nothing; 0 for a whole run."""
     for start in range(point, 0, -1):
         if replay_is_exact(layers, point, start, checkpoints):
             return start
@@ -187,6 +193,36 @@ def _required_near(layer, part: str, point: int) -> set[int]:
     return found
 
 
+def kept_by_dependencies(layers, point: int, start: int) -> set[tuple[int, str]]:
+    """Layers and parts that a replay from ``start`` cannot do without.
+
+    Walks down like :func:`start_by_dependencies`.  What lies before the start is not
+    run, so rows that are needed there must be kept; with them the replay is exact.
+    """
+    inputs: list[set[int]] = [set() for _ in layers]
+    outputs: set[int] = set()
+    kept = set()
+    for index in range(len(layers) - 1, -1, -1):
+        layer = layers[index]
+        inputs[index] |= outputs
+        if layer.recurrent is not None:
+            inputs[index] |= set(range(start, point))
+        rows = [
+            ((index, part), _required_near(layer, part, point))
+            for part in parts(layer)
+            if part not in (*GROWING, "recurrent")
+        ]
+        owner = index if layer.kv_owner is None else layer.kv_owner
+        if layers[owner].local is not None:
+            rows.append(((owner, "local"), _seen_by_any(layers[owner].local, outputs)))
+        for where, needed in rows:
+            if any(position < start for position in needed):
+                kept.add(where)
+            inputs[where[0]] |= {position for position in needed if position >= start}
+        outputs = inputs[index]
+    return kept
+
+
 # --- the whole answer ---------------------------------------------------------------
 
 
@@ -205,13 +241,14 @@ class Way:
     """One proved way to go on: what is loaded, then run, up to the resume point.
 
     ``loads`` has a set per pool: numbers of blocks or, for a pool of recurrent states,
-    positions of checkpoints.
+    positions of checkpoints.  ``kept`` are the pools that a replay goes on from.
     """
 
     verdict: str
     point: int
     start: int
     loads: tuple[frozenset[int], ...]
+    kept: tuple[int, ...] = ()
 
     def nbytes(self, pools) -> int:
         """Bytes to load."""
@@ -230,12 +267,6 @@ class Way:
         return 2 * any(self.loads) + (self.start < self.point)
 
 
-@functools.lru_cache(maxsize=65536)
-def _exact_from(layers, point: int, start: int) -> bool:
-    """Whether a replay from a checkpoint taken at its start is exact."""
-    return replay_is_exact(layers, point, start, frozenset({start}))
-
-
 class Prompt:
     """All proved ways for one model, whatever is held.
 
@@ -247,7 +278,14 @@ class Prompt:
     def __init__(self, layers, pools):
         self.layers, self.pools = tuple(layers), tuple(pools)
         self.states = [n for n, pool in enumerate(pools) if pool.part == "recurrent"]
+        self.bounded = frozenset(
+            n
+            for n, pool in enumerate(pools)
+            if pool.part not in (*GROWING, "recurrent")
+        )
         self.needs = functools.cache(self._needs)
+        self.exact = functools.cache(self._exact)
+        self.least = functools.cache(self._least)
 
     def _needs(self, point: int) -> list[frozenset[int]]:
         """Per pool, what resuming at a point needs."""
@@ -260,6 +298,26 @@ class Prompt:
                 need = (required(layer, pool.part, point) for layer in parts_of)
                 found.append(frozenset().union(*need))
         return found
+
+    def _exact(self, point: int, start: int, kept: frozenset[int] = frozenset()):
+        """Whether a replay is exact, from a checkpoint at its start and these pools."""
+        where = frozenset(
+            (layer, self.pools[n].part) for n in kept for layer in self.pools[n].layers
+        )
+        taken = frozenset({start})
+        return replay_is_exact(self.layers, point, start, taken, where)
+
+    def _least(self, point: int, start: int) -> frozenset[int]:
+        """The fewest pools that an exact replay keeps: all but those it can do without.
+
+        With all of them it is exact, since no row that it reads is missing; and which
+        ones it cannot do without does not depend on the others.
+        """
+        return frozenset(
+            n
+            for n in self.bounded
+            if self.needs(start)[n] and not self.exact(point, start, self.bounded - {n})
+        )
 
     def ways(self, points, num_tokens: int, device, anywhere) -> list[Way]:
         """Every way there is.
@@ -280,33 +338,48 @@ class Prompt:
             if loads is not None:
                 verdict = "NEEDS_IO" if any(loads) else "RESUMABLE"
                 found.append(Way(verdict, point, point, loads))
-            for start in self._starts(point, anywhere):
-                wanted = [
-                    self._in_replay(pool.part, need, start)
-                    for pool, need in zip(self.pools, needs, strict=True)
-                ]
-                loads = self._loads(wanted, device, anywhere)
+            if any(
+                pool.part in GROWING and not need <= there
+                for pool, need, there in zip(self.pools, needs, anywhere, strict=True)
+            ):
+                continue
+            for start, kept in self._starts(point, points, anywhere):
+                loads = self._loads(
+                    self._in_replay(point, start, kept), device, anywhere
+                )
                 if loads is not None:
                     verdict = "NEEDS_IO" if any(loads) else "NEEDS_PARTIAL_RECOMPUTE"
-                    found.append(Way(verdict, point, start, loads))
+                    found.append(Way(verdict, point, start, loads, kept))
         return found
 
-    def _starts(self, point: int, anywhere) -> list[int]:
-        """Starts of exact replays, less those that another one is never worse than."""
-        if not self.states:
+    def _starts(self, point: int, points, anywhere) -> list[tuple[int, tuple]]:
+        """Starts of exact replays, less those that another one is never worse than.
+
+        To keep more pools than need be is never better, and without recurrent layers
+        no start is that lies before the latest one from nothing.
+        """
+        if self.states:
+            taken = set.intersection(*(set(anywhere[number]) for number in self.states))
+            starts = {start for start in taken if 0 < start < point}
+        else:
             latest = latest_start(self.layers, point)
-            return [latest] if 0 < latest < point else []
-        taken = set.intersection(*(set(anywhere[number]) for number in self.states))
+            starts = {start for start in (latest, *points) if latest <= start < point}
         return [
-            start
-            for start in taken
-            if 0 < start < point and _exact_from(self.layers, point, start)
+            (start, tuple(sorted({*kept, *self.states})))
+            for start in starts - {0}
+            if not (kept := self.least(point, start)) or start in points
         ]
 
-    def _in_replay(self, part: str, needs: frozenset[int], start: int):
-        if part in GROWING:
-            return needs
-        return frozenset({start}) if part == "recurrent" else frozenset()
+    def _in_replay(self, point: int, start: int, kept) -> list[frozenset[int]]:
+        """Per pool, what a replay needs."""
+        return [
+            self.needs(point)[n]
+            if pool.part in GROWING
+            else self.needs(start)[n]
+            if n in kept
+            else frozenset()
+            for n, pool in enumerate(self.pools)
+        ]
 
     def _loads(self, needs, device, anywhere):
         """What must be loaded so that all is held; None if it is nowhere."""

@@ -12,6 +12,7 @@ from hybridcache_jax.cost import CostModel
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import Form
 from hybridcache_jax.layers import Chunk, Entries, LayerSpec, RecurrentState, Window
+from hybridcache_jax.replay import bases
 from hybridcache_jax.resume import Holdings, solve
 from hybridcache_jax.spec import CacheSpec
 
@@ -141,19 +142,51 @@ def deepest(points):
     return max(points, default=0)
 
 
+def kept_by(case, start, base):
+    """Pools that a replay goes on from, by the number that the solver gave."""
+    base = bases(case.spec)[int(base)]
+    needs = prompt_of(case.spec).needs(int(start))
+    states_of = states(case) if start else ()
+    return tuple(sorted({n for n in base if needs[n]} | set(states_of)))
+
+
 def replays(case):
-    """For each point that a replay can reach, the latest start that is exact."""
-    held = case.held(case.device)
-    never = ("global", "index")
+    """For each point that a replay can reach, the latest start that is exact.
+
+    All that is held at the start is kept: what is exact with less of it is exact so.
+    """
+    held, prompt = case.held(case.device), prompt_of(case.spec)
+    allowed = [int(p) for p in case.points if 0 <= p <= case.num_tokens - 1]
+
+    @functools.cache
+    def kept(start):
+        if start not in allowed:
+            return frozenset()
+        return frozenset(
+            n
+            for n in prompt.bounded
+            if oracle.part_held(
+                case.layers,
+                held,
+                prompt.pools[n].layers[0],
+                prompt.pools[n].part,
+                start,
+            )
+        )
+
     result = {}
-    for point in map(int, case.points):
-        if not 0 <= point <= case.num_tokens - 1:
-            continue
-        if not oracle.provable(case.layers, held, point, only=never):
+    for point in allowed:
+        if not oracle.provable(case.layers, held, point, only=oracle.GROWING):
             continue
         if oracle.provable(case.layers, held, point):
             continue
-        result[point] = oracle.latest_start(case.layers, point, case.checkpoints)
+        result[point] = 0
+        for start in range(point - 1, 0, -1):
+            if prompt.states and start not in case.checkpoints:
+                continue
+            if prompt.exact(point, start, kept(start)):
+                result[point] = start
+                break
     return result
 
 
@@ -179,6 +212,7 @@ def check_levels(case, solution):
 
 
 def check_replay(case, solution):
+    """Sound, complete, and with no more kept than need be."""
     best = replays(case)
     start, point = int(solution.replay_start), int(solution.replay_point)
     latest = deepest(best.values())
@@ -187,7 +221,15 @@ def check_replay(case, solution):
         assert point == 0
         return
     assert point == max(p for p, first in best.items() if first == latest)
-    assert oracle.replay_is_exact(case.layers, point, start, case.checkpoints)
+    prompt, held = prompt_of(case.spec), case.held(case.device)
+    base = frozenset(bases(case.spec)[int(solution.replay_base)]) - {*prompt.states}
+    assert prompt.exact(point, start, base)
+    kept = kept_by(case, start, solution.replay_base)
+    assert {*kept} == prompt.least(point, start) | {*prompt.states}
+    for number in kept:
+        pool = prompt.pools[number]
+        assert oracle.part_held(case.layers, held, pool.layers[0], pool.part, start)
+        assert start in case.points or number in prompt.states
 
 
 @functools.lru_cache(maxsize=4096)
@@ -221,20 +263,27 @@ def check_choice(case, solution):
     direct = [way.point for way in ways if way.start == way.point]
     assert int(solution.device_point) == deepest(ready)
     assert int(solution.anywhere_point) == deepest(direct)
+    replayed = solution.start < solution.point
     chosen = (
         Verdict(int(solution.verdict)).name,
         int(solution.point),
         int(solution.start),
         float(solution.bytes_to_load),
+        kept_by(case, solution.start, solution.base) if replayed else (),
     )
+    assert replayed or int(solution.base) == 0
     pools = prompt_of(case.spec).pools
     wanted = {
-        (way.verdict, way.point, way.start, float(way.nbytes(pools))) for way in best
+        (way.verdict, way.point, way.start, float(way.nbytes(pools)), way.kept)
+        for way in best
     }
     assert chosen in wanted, (chosen, wanted)
     if not any(way.start in way.loads[n] for way in best for n in states(case)):
-        # Of equals the deepest point, but for checkpoints that must be loaded.
+        # Of equals the deepest point, but for checkpoints that must be loaded; of
+        # those, the one that keeps the fewest pools.
         assert chosen[1] == max(way[1] for way in wanted)
+        rivals = [way for way in wanted if way[1] == chosen[1]]
+        assert len(chosen[-1]) == min(len(way[-1]) for way in rivals)
 
 
 def states(case):

@@ -22,6 +22,7 @@ from solver_cases import (
     chunk,
     compressed,
     full,
+    prompt_of,
     recurrent,
     window,
 )
@@ -36,7 +37,7 @@ from hybridcache_jax.layers import (
     LayerSpec,
     Window,
 )
-from hybridcache_jax.replay import replay_start
+from hybridcache_jax.replay import bases, replay_start
 from hybridcache_jax.resume import Holdings, solve, solve_batch
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.validate import boundary
@@ -192,25 +193,29 @@ def test_the_order_of_pools_does_not_matter(case, random):
     for field in dataclasses.fields(one):
         if field.name == "per_pool":
             np.testing.assert_array_equal(one.per_pool[order], other.per_pool)
+        elif field.name.endswith("base"):
+            # The same pools, by the numbers that they have.
+            pools = bases(case.spec)[int(getattr(one, field.name))]
+            others = bases(shuffled)[int(getattr(other, field.name))]
+            assert {*pools} == {order[number] for number in others}, field.name
         else:
             assert getattr(one, field.name) == getattr(other, field.name), field.name
 
 
-@settings(max_examples=100)
-@given(layer_lists(), st.integers(1, 30))
-def test_a_replay_that_reads_what_is_left_never_has_to_start_earlier(layers, point):
-    """Reading rows that are still held can only help, so the plan stays exact."""
-    if any(layer.recurrent for layer in layers):
-        return
-    start = oracle.latest_start(layers, point)
-    held = {
-        (index, part): oracle.required(layer, part, point)
-        for index, layer in enumerate(layers)
-        for part in oracle.parts(layer)
-    }
-    for lost in held:
-        rest = {**held, lost: set()}
-        assert oracle.replay_is_exact(layers, point, start, held=rest)
+@settings(max_examples=60)
+@given(layer_lists(), st.integers(2, 20), st.integers(1, 19))
+def test_what_a_replay_must_keep_is_one_set(layers, point, before):
+    """Two oracles: all sets of pools tried, and what rows depend on, walked down."""
+    start = max(point - before, 1)
+    spec = CacheSpec.from_layers(layers, block_tokens=4)
+    prompt = prompt_of(spec)
+    least = prompt.least(point, start)
+    for count in range(len(prompt.bounded) + 1):
+        for kept in map(frozenset, itertools.combinations(prompt.bounded, count)):
+            assert prompt.exact(point, start, kept) == (least <= kept)
+    needed = oracle.kept_by_dependencies(layers, point, start)
+    pools = enumerate(prompt.pools)
+    assert {n for n, p in pools for at in p.layers if (at, p.part) in needed} == least
 
 
 # --- one answer in every namespace --------------------------------------------------

@@ -22,6 +22,7 @@ from solver_cases import (
     chunk,
     compressed,
     full,
+    kept_by,
     prompt_of,
     recurrent,
     window,
@@ -30,7 +31,7 @@ from solver_cases import (
 from hybridcache_jax import matching
 from hybridcache_jax.codes import Reason, Stage, Verdict
 from hybridcache_jax.cost import CostModel
-from hybridcache_jax.forms import Form
+from hybridcache_jax.forms import RULES, Form
 from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Chunk, Entries, IndexKeys, LayerSpec, Window
@@ -107,6 +108,8 @@ def random_blocks(spec, rng, most=12):
     """Presence of each block: pools that are whole, cut, bare, or full of holes."""
     tokens = 2 * int(rng.integers(1, most + 1))
     tokens += -tokens % max(pool.block_tokens for pool in spec.pools)
+    if rng.random() < 0.4:
+        return _mostly_there(spec, rng, tokens), tokens
     blocks = []
     for pool in spec.pools:
         count = tokens // pool.block_tokens
@@ -119,6 +122,22 @@ def random_blocks(spec, rng, most=12):
             states = rng.choice([HERE, HERE, AWAY, LOST], count)
         blocks.append(states)
     return blocks, tokens
+
+
+def _mostly_there(spec, rng, tokens):
+    """One form is lost, and others some way up: replays from what is left of them."""
+    blocks = [np.full(tokens // pool.block_tokens, HERE) for pool in spec.pools]
+    bounded = [n for n, pool in enumerate(spec.pools) if not RULES[pool.form].grows]
+    for number, pool in enumerate(spec.pools):
+        first = int(rng.integers(0, tokens)) // pool.block_tokens
+        if number in bounded:
+            last = first + int(rng.integers(0, 3))
+            blocks[number][first:last] = rng.choice([AWAY, LOST])
+        elif rng.random() < 0.3:
+            blocks[number][first:] = AWAY
+    if bounded:
+        blocks[rng.choice(bounded)][:] = LOST
+    return blocks
 
 
 def random_case(spec, rng):
@@ -159,15 +178,21 @@ def _shorten(case, rng):
 def check(case, seen):
     solution = case.solve()
     check_choice(case, solution)
-    seen[Verdict(int(solution.verdict)), solution.start < solution.point] += 1
+    replayed = bool(solution.start < solution.point)
+    kept = kept_by(case, solution.start, solution.base) if replayed else ()
+    kept = not set(kept) <= set(prompt_of(case.spec).states)
+    seen[Verdict(int(solution.verdict)), replayed, kept] += 1
 
 
+# Verdict, whether there is a replay, and whether it goes on from more than checkpoints.
 ANSWERS = {
-    (Verdict.RESUMABLE, False),
-    (Verdict.NEEDS_IO, False),
-    (Verdict.NEEDS_IO, True),
-    (Verdict.NEEDS_PARTIAL_RECOMPUTE, True),
-    (Verdict.NEEDS_FULL_RECOMPUTE, False),
+    (Verdict.RESUMABLE, False, False),
+    (Verdict.NEEDS_IO, False, False),
+    (Verdict.NEEDS_IO, True, False),
+    (Verdict.NEEDS_IO, True, True),
+    (Verdict.NEEDS_PARTIAL_RECOMPUTE, True, False),
+    (Verdict.NEEDS_PARTIAL_RECOMPUTE, True, True),
+    (Verdict.NEEDS_FULL_RECOMPUTE, False, False),
 }
 
 
@@ -195,7 +220,7 @@ def groups(kinds=tuple(KINDS), most=4):
 def test_every_set_of_kinds():
     """255 models of up to four groups, in random order."""
     assert len(groups()) == 255
-    sample(groups(), each=2, seed=0, mixed=False)
+    sample(groups(), each=3, seed=0, mixed=False)
 
 
 @pytest.mark.slow
@@ -303,11 +328,24 @@ def check_plan(spec, rng):
         )
 
     wanted = [
-        (way.verdict, way.point, way.start, way.nbytes(prompt.pools), loads_of(way))
+        (
+            way.verdict,
+            way.point,
+            way.start,
+            way.nbytes(prompt.pools),
+            loads_of(way),
+            way.kept,
+        )
         for way in best
     ]
-    loads = tuple(blocks.tolist() for blocks in plan.loads)
-    got = (plan.verdict.name, plan.length, plan.start, plan.bytes_to_load, loads)
+    got = (
+        plan.verdict.name,
+        plan.length,
+        plan.start,
+        plan.bytes_to_load,
+        tuple(blocks.tolist() for blocks in plan.loads),
+        plan.kept,
+    )
     assert got in wanted
     assert all(blocks.dtype == np.int32 for blocks in plan.loads)
     # Every alternative is proved, is priced right, and is no cheaper.
@@ -365,5 +403,6 @@ def test_plans_from_claims_and_facts():
         for mixed in (False, True):
             order = tuple(rng.permutation(names).tolist())
             plan = check_plan(spec_of(order, mixed), rng)
-            seen[plan.verdict, plan.start < plan.length] += 1
+            kept = not set(plan.kept) <= set(prompt_of(spec_of(order, mixed)).states)
+            seen[plan.verdict, plan.start < plan.length, kept] += 1
     assert min(seen.values()) > 5, seen
