@@ -54,12 +54,14 @@ class Solution:
       bytes_to_load: ``[]`` float32, bytes that must be loaded first.
       device_point: largest point whose forms are all on the device.
       anywhere_point: the same, outer tiers included.
-      replay_point: point of the cheapest replay that loads nothing; 0 if there is none.
+      replay_point: point of the cheapest replay that loads nothing; 0 if none starts
+        after ``device_point``.
       replay_start: where that replay starts.
       replay_base: what it keeps.
-      load_point: point of the cheapest way that loads and replays nothing; 0 if none.
+      load_point: point of the cheapest way that loads and replays nothing; 0 if none
+        starts after what needs no load.
       load_replay_point: point of the cheapest way that loads and then replays; 0 if
-        there is none.
+        none starts after what needs no load.
       load_replay_start: where that replay starts.
       load_replay_base: what it keeps.
       history_point: how deep the forms alone go that no replay rebuilds, outer tiers
@@ -142,7 +144,7 @@ def solve(
         spec, points, allowed, (holdings.device, each), checkpoints, checkpoints_away
     )
     best_start, replay_point, replay_base = _latest_replay(
-        points, allowed & whole & ~ready, sources
+        points, allowed & whole & ~ready, sources, device_point
     )
     load = load_replay = no_way(points)
     if holdings.anywhere is not None:
@@ -157,7 +159,7 @@ def solve(
         )
     wait = xp.maximum(load.seconds, load_replay.seconds) > 0
     both = load_replay.seconds > load.seconds
-    replay = ~wait & (best_start > device_point)
+    replay = ~wait & (best_start > 0)
 
     def choose(now, replayed, loaded, loaded_and_replayed):
         waited = xp.where(both, loaded_and_replayed, loaded)
@@ -267,17 +269,19 @@ def solve_batch(
 
 
 def _latest_replay(
-    points: Array, replayable: Array, sources: tuple[Origins, ...]
+    points: Array, replayable: Array, sources: tuple[Origins, ...], after: Array
 ) -> tuple[Array, Array, Array]:
     """Start, resume point and base of the replay that runs the fewest tokens.
 
+    Zeros if none starts after ``after``: that would run more than a row resumed there.
     Among replays from the same start the deepest point reads the most; then the one
     that keeps the fewest pools.
     """
     xp = points.__array_namespace__()
     best_start = best_point = best = xp.zeros((), xp.int32)
     for number, source in enumerate(sources):
-        starts = xp.where(replayable, source.at_hand(), 0)
+        starts = source.at_hand()
+        starts = xp.where(replayable & (starts > after), starts, 0)
         start = xp.max(starts, initial=0)
         point = xp.where(start > 0, _deepest(points, (starts == start) & replayable), 0)
         deeper = (start == best_start) & (point > best_point)

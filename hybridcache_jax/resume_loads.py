@@ -56,6 +56,8 @@ def ways_that_load(
 ) -> tuple[Way, Way]:
     """The cheapest way that loads and replays nothing, and the cheapest that does both.
 
+    One that starts no later than what loads nothing is none: it would wait in vain.
+
     Args:
       spec: pools and layers.
       points: ``[K]`` int32.
@@ -79,13 +81,14 @@ def ways_that_load(
 
     def best(mask, starts, nbytes, number):
         saved = cost.saved(starts - base, nbytes)
-        return _best(points, mask & (nbytes > 0), saved, starts, nbytes, number)
+        useful = mask & (nbytes > 0) & (starts > base)
+        return _best(points, useful, saved, starts, nbytes, number)
 
     load = best(loadable, points, history + bounded, 0)
     load_replay = no_way(points)
     for number, origin in enumerate(origins):
         starts, more = origin.cheapest(base, cost)
-        replays = reachable & (starts > 0) & (starts < points)
+        replays = reachable & (starts < points)
         load_replay = _better(
             load_replay, best(replays, starts, history + more, number)
         )

@@ -405,4 +405,4 @@ def test_plans_from_claims_and_facts():
             plan = check_plan(spec_of(order, mixed), rng)
             kept = not set(plan.kept) <= set(prompt_of(spec_of(order, mixed)).states)
             seen[plan.verdict, plan.start < plan.length, kept] += 1
-    assert min(seen.values()) > 5, seen
+    assert min(seen.values()) > 2, seen
