@@ -5,7 +5,7 @@ sets of positions that are right.  Nothing of the library is used but the verdic
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hybridcache_jax.codes import Verdict
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # What only a run from the first hole brings back; a replay rebuilds all else.
 GROWING = ("entries", "index")
+
+Where = tuple[int, str]  # layer and part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +130,11 @@ def expected_plan(
     model: "Model",
     length: int,
     common: int,
-    held: Mapping[tuple[int, str], set[int]],
+    held: Mapping[Where, set[int]],
 ) -> tuple[Verdict, int, int]:
     """Verdict, resume point and start that a search over all points gives.
+
+    A replay that starts at a resume point goes on from all that is held there.
 
     Example::
 
@@ -160,13 +164,23 @@ def expected_plan(
         for point in range(1, common + 1)
         if all(there(*where, point) for where in states)
     )
+
+    kept = {point: _held_at(model, there, point) for point in points}
+
+    def latest(point):
+        for start in range(point - 1, 0, -1):
+            mine = kept.get(start, frozenset())
+            if start in checkpoints and _is_exact(model.kinds, point, start, mine):
+                return start
+        return 0
+
     resumable, replays = [0], []
     for point in points:
         missing = [where for where in model.parts if not there(*where, point)]
         if not missing:
             resumable.append(point)
         elif all(part not in GROWING for _, part in missing):
-            replays.append((replay_start(model.kinds, point, checkpoints), point))
+            replays.append((latest(point), point))
     best, (start, point) = max(resumable), max(replays, default=(0, 0))
     if start > best:
         return Verdict.NEEDS_PARTIAL_RECOMPUTE, point, start
@@ -175,10 +189,21 @@ def expected_plan(
     return Verdict.NEEDS_FULL_RECOMPUTE, 0, 0
 
 
+def _held_at(
+    model: "Model", there: Callable[[int, str, int], bool], start: int
+) -> frozenset[Where]:
+    """Parts that a replay may go on from: parts of one pool together, or not at all."""
+    lost = {model.pool_of(*where) for where in model.parts if not there(*where, start)}
+    bounded = [where for where in model.parts if where[1] not in (*GROWING, "state")]
+    return frozenset(where for where in bounded if model.pool_of(*where) not in lost)
+
+
 def replay_start(
     kinds: Sequence[Kind], point: int, checkpoints: frozenset[int] = frozenset()
 ) -> int:
     """Latest position from which a replay up to ``point`` rebuilds every form.
+
+    Of the forms that it rebuilds it goes on from none but the states.
 
     Args:
       kinds: one per layer.
@@ -194,28 +219,51 @@ def replay_start(
     return next((k for k in starts if _is_exact(kinds, point, k)), 0)
 
 
-def exact_starts(kinds: Sequence[Kind], point: int) -> list[int]:
-    """Every start from which a replay rebuilds all forms at ``point``, latest first.
+def must_keep(kinds: Sequence[Kind], point: int, start: int) -> frozenset[Where]:
+    """Layers and parts without which a replay of ``start .. point - 1`` goes wrong.
 
-    States are taken for given at each of them.
+    With all that resuming at ``start`` needs it is exact, and it stays so without each
+    part that it can do without, whatever the others.  States are taken for given.
 
     Args:
       kinds: one per layer.
       point: the resume point; entries and index keys are held up to it.
+      start: the first position that is run.
     """
-    return [start for start in range(point, 0, -1) if _is_exact(kinds, point, start)]
+    bounded = frozenset(
+        (layer, part)
+        for layer, kind in enumerate(kinds)
+        for part in kind.parts
+        if part not in (*GROWING, "state")
+    )
+    return frozenset(
+        where
+        for where in bounded
+        if not _is_exact(kinds, point, start, bounded - {where})
+    )
 
 
-def _is_exact(kinds: Sequence[Kind], point: int, start: int) -> bool:
-    """Whether running ``start .. point - 1`` makes all that it writes right."""
+def _is_exact(
+    kinds: Sequence[Kind], point: int, start: int, kept: frozenset[Where] = frozenset()
+) -> bool:
+    """Whether running ``start .. point - 1`` makes all that it writes right.
+
+    Of the parts that are kept there is what resuming at ``start`` needs.
+    """
     right = set(range(start, point))
     rows: list[set[int]] = []
     for layer, kind in enumerate(kinds):
         rows.append(right)
         for part in kind.parts:
-            needed = set(range(*kind.required(part, point)))
-            if part not in (*GROWING, "state") and not needed <= right:
+            if part in (*GROWING, "state"):
+                continue
+            there = right
+            if (layer, part) in kept:
+                there = right | set(range(*kind.required(part, start)))
+            if not set(range(*kind.required(part, point))) <= there:
                 return False
+            if part == "local":
+                rows[layer] = there
         if kind.recurrent and right != set(range(start, point)):
             return False
         owner = layer if kind.kv_owner is None else kind.kv_owner

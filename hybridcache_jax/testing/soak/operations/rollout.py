@@ -113,6 +113,7 @@ def _cold_row(
         verdict=Verdict.NEEDS_FULL_RECOMPUTE,
         point=0,
         start=0,
+        kept=(),
         loads=((),) * pools,
         claimed=0,
         held=(),

@@ -119,8 +119,8 @@ def planned(
     what = f"plan for {prompt} of {who}"
     m.same(
         what,
-        (plan.verdict.name, plan.length, plan.start),
-        (expected.verdict.name, expected.point, expected.start),
+        (plan.verdict.name, plan.length, plan.start, plan.kept),
+        (expected.verdict.name, expected.point, expected.start, expected.kept),
     )
     loads = tuple(tuple(numbers.tolist()) for numbers in plan.loads)
     m.same(f"{what}: loads", loads, expected.loads)

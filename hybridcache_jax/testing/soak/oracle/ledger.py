@@ -149,6 +149,7 @@ class Expected:
       verdict: one of four.
       point: the resume point.
       start: first position to run.
+      kept: pools that a replay goes on from, with what ``start`` requires of them.
       loads: per pool, numbers of the blocks that must be loaded first.
       claimed: deepest resume point that the store claims below the last token.
       held: per pool, whether all that ``claimed`` requires is on the device.
@@ -162,6 +163,7 @@ class Expected:
     verdict: Verdict
     point: int
     start: int
+    kept: tuple[int, ...]
     loads: tuple[tuple[int, ...], ...]
     claimed: int
     held: tuple[bool, ...]
@@ -177,7 +179,7 @@ class Expected:
         for index, pool in enumerate(pools):
             rebuilt = self.start < self.point and not pool.grows
             numbers = pool.required(self.start if rebuilt else self.point)
-            if rebuilt and not pool.exact:
+            if rebuilt and index not in self.kept:
                 numbers = range(0)
             found.append({n: self.claims[index][n] for n in numbers})
         return found

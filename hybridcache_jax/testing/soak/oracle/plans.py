@@ -4,15 +4,16 @@ Plain sets of block numbers: what lies on the device, what in the outer tier.  T
 thing shared with the solver is the meaning of the verdicts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.testing.soak.oracle.ledger import Pool
 from hybridcache_jax.testing.toy import Model
-from hybridcache_jax.testing.toy_kinds import exact_starts
+from hybridcache_jax.testing.toy_kinds import must_keep
 
 Loads = tuple[tuple[int, ...], ...]
+Kept = tuple[int, ...]
 
 
 class Rates(NamedTuple):
@@ -30,16 +31,20 @@ class Way(NamedTuple):
       waits: whether anything is loaded.
       replays: whether anything below the resume point is run again.
       shallow: the resume point, negative.
+      keeps: how many pools a replay goes on from.
       start: first position to run.
       loads: per pool, numbers of the blocks to load.
+      kept: those pools.
     """
 
     cost: float
     waits: bool
     replays: bool
     shallow: int
+    keeps: int
     start: int
     loads: Loads
+    kept: Kept
 
     @property
     def verdict(self) -> Verdict:
@@ -58,7 +63,7 @@ class Planner:
         """Knows no replay yet."""
         self._model, self._pools = model, pools
         self._states = [n for n, pool in enumerate(pools) if pool.exact]
-        self._starts: dict[int, tuple[int, ...]] = {}
+        self._starts: dict[int, tuple[tuple[int, Kept], ...]] = {}
 
     def best(
         self,
@@ -76,51 +81,74 @@ class Planner:
           rates: what loading and running cost.
         """
         ways = (
-            self._way(point, start, loads, rates)
+            self._way(point, start, loads, kept, rates)
             for point in range(0, deepest + 1, self._model.grid)
-            for start, loads in self._ways(point, here, away)
+            for start, loads, kept in self._ways(point, here, away)
         )
-        return min(ways, key=lambda way: way[:4])
+        return min(ways, key=lambda way: way[:5])
 
-    def _ways(self, point: int, here, away) -> Iterator[tuple[int, Loads]]:
-        """Starts from which ``point`` can be reached, and what each of them loads."""
-        loads, history = [], []
-        whole = reachable = True
-        for n, pool in enumerate(self._pools):
-            missing = set(pool.required(point)) - here[n]
-            there = missing <= away[n]
-            whole = whole and there
-            reachable = reachable and (there or not pool.grows)
-            loads.append(tuple(sorted(missing)))
-            history.append(loads[-1] if pool.grows else ())
-        if whole:
-            yield point, tuple(loads)
-        if reachable:
-            for start in self._replays(point):
-                checkpoints = [
-                    (start // self._pools[n].size - 1, here[n], away[n])
-                    for n in self._states
-                ]
-                if any(c not in mine | outer for c, mine, outer in checkpoints):
-                    continue
-                loads = list(history)
-                for n, (c, mine, _) in zip(self._states, checkpoints, strict=True):
-                    loads[n] = () if c in mine else (c,)
-                yield start, tuple(loads)
+    def _ways(self, point: int, here, away) -> Iterator[tuple[int, Loads, Kept]]:
+        """Starts from which ``point`` can be reached, what each loads and keeps."""
+        everything = range(len(self._pools))
+        loads = self._missing(point, everything, here, away)
+        if loads is not None:
+            yield point, loads, ()
+        history = [n for n in everything if self._pools[n].grows]
+        entries = self._missing(point, history, here, away)
+        if entries is None:
+            return
+        for start, kept in self._replays(point):
+            loads = self._missing(start, kept, here, away)
+            if loads is not None:
+                both = zip(entries, loads, strict=True)
+                yield start, tuple(one + other for one, other in both), kept
 
-    def _replays(self, point: int) -> tuple[int, ...]:
-        """Where a replay may start: where states were taken, or as late as it can."""
+    def _missing(self, point: int, pools: Iterable[int], here, away) -> Loads | None:
+        """What some pools lack at a point; None if that is nowhere."""
+        missing: list[tuple[int, ...]] = [()] * len(self._pools)
+        for n in pools:
+            lacking = set(self._pools[n].required(point)) - here[n]
+            if not lacking <= away[n]:
+                return None
+            missing[n] = tuple(sorted(lacking))
+        return tuple(missing)
+
+    def _replays(self, point: int) -> tuple[tuple[int, Kept], ...]:
+        """Where a replay may start, and the fewest pools that it goes on from there.
+
+        States are taken at ends of blocks; without any, nothing before the latest start
+        that needs no pool is worth a look.  Other forms are claimed at resume points.
+        """
         if point not in self._starts:
-            starts = exact_starts(self._model.kinds, point)
+            found = []
             ends = [self._pools[n].size for n in self._states]
-            starts = [k for k in starts if all(k % size == 0 for size in ends)]
-            self._starts[point] = tuple(starts if ends else starts[:1])
+            for start in range(point - 1, 0, -1):
+                if any(start % size for size in ends):
+                    continue
+                needed = must_keep(self._model.kinds, point, start)
+                pools = {self._model.pool_of(*where) for where in needed}
+                if not pools or start % self._model.grid == 0:
+                    found.append((start, tuple(sorted(pools.union(self._states)))))
+                if not pools and not ends:
+                    break
+            self._starts[point] = tuple(found)
         return self._starts[point]
 
-    def _way(self, point: int, start: int, loads: Loads, rates: Rates) -> Way:
+    def _way(
+        self, point: int, start: int, loads: Loads, kept: Kept, rates: Rates
+    ) -> Way:
         nbytes = sum(
             len(numbers) * pool.nbytes
             for numbers, pool in zip(loads, self._pools, strict=True)
         )
         cost = nbytes * rates.byte - start * rates.token
-        return Way(cost, nbytes > 0, start < point, -point, start, loads)
+        return Way(
+            cost=cost,
+            waits=nbytes > 0,
+            replays=start < point,
+            shallow=-point,
+            keeps=len(kept),
+            start=start,
+            loads=loads,
+            kept=kept,
+        )

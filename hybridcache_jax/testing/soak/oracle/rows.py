@@ -33,9 +33,9 @@ class Rows:
                     return None
                 mine[number] = block
         since, held = [], []
-        for pool in self.blocks.pools:
+        for index, pool in enumerate(self.blocks.pools):
             rebuilt = plan.start < plan.point and not pool.grows
-            since.append(plan.start if rebuilt and not pool.exact else 0)
+            since.append(plan.start if rebuilt and index not in plan.kept else 0)
             held.append(plan.start if rebuilt else plan.point)
         for part in blocks:
             for block in part.values():

@@ -64,6 +64,7 @@ class Store:
             verdict=way.verdict,
             point=-way.shallow,
             start=way.start,
+            kept=way.kept,
             loads=way.loads,
             claimed=claimed,
             held=tuple(
