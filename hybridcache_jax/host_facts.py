@@ -38,6 +38,25 @@ class HostFacts:
         self._tables = snapshot(tables)
         self._places = places
 
+    def hold(
+        self,
+        pool: int,
+        ids: np.ndarray,
+        epochs: np.ndarray,
+        version: np.int32,
+        first: np.ndarray,
+        provenance: Provenance,
+    ) -> bool:
+        """Whether every claim can be read on the device now.
+
+        Args: as for :meth:`reasons`.
+        """
+        claim = self._claim(pool, version, provenance)
+        # As NumPy indexes, so that not every column converts them again.
+        ids = ids.astype(np.intp)
+        good = readable(self._tables[pool], ids, epochs, first=first, **claim)
+        return bool(good.all())
+
     def reasons(
         self,
         pool: int,
@@ -60,13 +79,7 @@ class HostFacts:
         Returns:
           ``[N]`` int32 ``codes.Reason``.
         """
-        claim: dict[str, Any] = {
-            "form": self._spec.pools[pool].form,
-            "version": version,
-            "provenance": np.int32(provenance),
-        }
-        table = self._tables[pool]
-        # As NumPy indexes, so that not every column converts them again.
+        claim, table = self._claim(pool, version, provenance), self._tables[pool]
         ids = ids.astype(np.intp)
         good = readable(table, ids, epochs, first=first, **claim)
         found = np.zeros(len(ids), np.int32)
@@ -82,6 +95,15 @@ class HostFacts:
                 self._places[pool], place[away], epochs[out], first=first[out], **claim
             )
         return found
+
+    def _claim(
+        self, pool: int, version: np.int32, provenance: Provenance
+    ) -> dict[str, Any]:
+        return {
+            "form": self._spec.pools[pool].form,
+            "version": version,
+            "provenance": np.int32(provenance),
+        }
 
 
 def snapshot(tables: tuple[StateTable, ...]) -> tuple[StateTable, ...]:

@@ -4,6 +4,8 @@ The order is that of the validation layers: is anything claimed at all, is the p
 legal, do facts and claims agree, what does every form require, what is cheapest.
 """
 
+import dataclasses
+
 import numpy as np
 
 from hybridcache_jax.claims import Claims, no_claims
@@ -48,24 +50,26 @@ def make_plan(
     last = min(claims.length, max(len(tokens) - 1, 0))
     points = np.arange(0, last + 1, spec.grid, dtype=np.int32)
 
-    def look(number: int, point: int) -> np.ndarray:
-        pool = spec.pools[number]
-        return _reasons(number, pool, point, claims, facts, version, key.provenance)
+    def look(number: int, positions: tuple[int, int]):
+        size = spec.pools[number].block_tokens
+        return _look(number, size, positions, claims, np.int32(version), key.provenance)
 
     claimed = int(points[-1])
-    reasons = [look(number, claimed) for number in range(len(spec.pools))]
-    reports = _reports(spec, reasons, claimed)
-    if all(report.held for report in reports):
+    needed = [required(pool.form, pool.geometry, claimed) for pool in spec.pools]
+    reasons: list[np.ndarray] = []
+    if all(facts.hold(*look(n, positions)) for n, positions in enumerate(needed)):
         # It loads nothing and starts last: whatever loads and tokens cost, nothing is
         # better.
         solution = ready_at(spec, points[-1])
+        reports = tuple(_held(pool, claimed) for pool in spec.pools)
     else:
-        # What grows with the history was looked at from its first block on.
-        reasons = [
-            each if RULES[pool.form].grows else look(number, 0)
-            for number, (pool, each) in enumerate(zip(spec.pools, reasons, strict=True))
-        ]
+        whole = 0, claims.length
+        reasons = [facts.reasons(*look(n, whole)) for n in range(len(spec.pools))]
         solution = _solve(spec, points, len(tokens), reasons, cost)
+        reports = tuple(
+            _report(pool, each, claimed)
+            for pool, each in zip(spec.pools, reasons, strict=True)
+        )
     reason, changed = _reason(index, tokens, contents, key, spec.grid, claimed, reports)
     ways = proved_ways(spec, solution, reasons, len(tokens), cost)
     verdict = Verdict(int(solution.verdict))
@@ -130,38 +134,19 @@ def make_cold_plan(
     )
 
 
-def _reasons(
+def _look(
     number: int,
-    pool: PoolSpec,
-    point: int,
+    size: int,
+    positions: tuple[int, int],
     claims: Claims,
-    facts: HostFacts,
-    version: int,
+    version: np.int32,
     provenance: Provenance,
-) -> np.ndarray:
-    """``[N]`` int32 ``Reason`` of each claim in a pool.
-
-    Blocks that no point from ``point`` on requires are not looked at, and count as
-    not there.
-    """
+) -> tuple[int, np.ndarray, np.ndarray, np.int32, np.ndarray, Provenance]:
+    """The claims of a pool that cover ``[lo, hi)``, as ``HostFacts`` asks for them."""
+    first, stop = positions[0] // size, -(-positions[1] // size)
+    begin = np.arange(first * size, stop * size, size, dtype=np.int32)
     ids, epochs = claims.blocks[number], claims.epochs[number]
-    size = pool.block_tokens
-    lo = _first_needed(pool, point)
-    found = facts.reasons(
-        number,
-        ids[lo:],
-        epochs[lo:],
-        np.int32(version),
-        np.arange(lo * size, len(ids) * size, size, dtype=np.int32),
-        provenance,
-    )
-    unseen = np.full(lo, int(Reason.NOT_RETAINED), np.int32)
-    return np.concatenate([unseen, found]) if lo else found
-
-
-def _first_needed(pool: PoolSpec, point: int) -> int:
-    """The first block that a resume point from ``point`` on requires."""
-    return required(pool.form, pool.geometry, point)[0] // pool.block_tokens
+    return number, ids[first:stop], epochs[first:stop], version, begin, provenance
 
 
 def _solve(
@@ -268,43 +253,50 @@ def _checkpoints(
     return positions, np.stack(outer)
 
 
-def _reports(
-    spec: CacheSpec, reasons: list[np.ndarray], point: int
-) -> tuple[FormReport, ...]:
-    """Per pool, what resuming at ``point``, the deepest that is claimed, lacks."""
-    reports = []
-    for pool, each in zip(spec.pools, reasons, strict=True):
-        lo, hi = (int(x) for x in required(pool.form, pool.geometry, point))
-        found, loadable = max(hi - lo, 0), 0
-        reason, position, remedy = Reason.OK, -1, RULES[pool.form].remedy
-        size = pool.block_tokens
-        first, last = lo // size, -(-hi // size)
-        why = each[first:last] if lo < hi else each[:0]
-        bad = why != int(Reason.OK)
-        if bad.any():
-            begin = np.arange(first, last) * size
-            amount = np.minimum(hi, begin + size) - np.maximum(lo, begin)
-            found = int(amount[~bad].sum())
-            loadable = int(amount[why == Reason.IN_OUTER_TIER].sum())
-            # What cannot be loaded decides; only where all can does loading help.
-            lost = bad & (why != Reason.IN_OUTER_TIER)
-            bad, remedy = (lost, remedy) if lost.any() else (bad, Remedy.LOAD)
-            worst = int(np.argmax(bad))
-            reason = Reason(int(why[worst]))
-            position = max(lo, int(begin[worst]))
-        reports.append(
-            FormReport(
-                pool=pool.name,
-                form=pool.form,
-                required=(lo, hi),
-                found=found,
-                loadable=loadable,
-                reason=reason,
-                position=position,
-                remedy=remedy,
-            )
-        )
-    return tuple(reports)
+def _held(pool: PoolSpec, point: int) -> FormReport:
+    """A pool that lacks nothing to resume at ``point``."""
+    lo, hi = (int(x) for x in required(pool.form, pool.geometry, point))
+    return FormReport(
+        pool=pool.name,
+        form=pool.form,
+        required=(lo, hi),
+        found=max(hi - lo, 0),
+        loadable=0,
+        reason=Reason.OK,
+        position=-1,
+        remedy=RULES[pool.form].remedy,
+    )
+
+
+def _report(pool: PoolSpec, reasons: np.ndarray, point: int) -> FormReport:
+    """What resuming at ``point``, the deepest that is claimed, lacks of a pool.
+
+    Args:
+      pool: which.
+      reasons: ``[N]`` int32 ``Reason`` of each claim.
+      point: the resume point.
+    """
+    report, size = _held(pool, point), pool.block_tokens
+    lo, hi = report.required
+    first, last = lo // size, -(-hi // size)
+    why = reasons[first:last] if lo < hi else reasons[:0]
+    bad = why != int(Reason.OK)
+    if not bad.any():
+        return report
+    begin = np.arange(first, last) * size
+    amount = np.minimum(hi, begin + size) - np.maximum(lo, begin)
+    # What cannot be loaded decides; only where all can does loading help.
+    lost = bad & (why != Reason.IN_OUTER_TIER)
+    remedy = report.remedy if lost.any() else Remedy.LOAD
+    worst = int(np.argmax(lost if lost.any() else bad))
+    return dataclasses.replace(
+        report,
+        found=int(amount[~bad].sum()),
+        loadable=int(amount[why == Reason.IN_OUTER_TIER].sum()),
+        reason=Reason(int(why[worst])),
+        position=max(lo, int(begin[worst])),
+        remedy=remedy,
+    )
 
 
 def _reason(
