@@ -155,9 +155,10 @@ def companions(spec: CacheSpec, pool: int) -> Base:
     """The pools that must be held beside a bounded one for it to be of use.
 
     What is held at a grid point serves to resume there or as the start of a replay.  A
-    checkpoint needs those of the other recurrent layers and the windows below them; a
-    window or chunk these and those that lie lower; a tail all bounded forms, for no
-    replay goes on from one.
+    checkpoint needs those of the other recurrent layers and the windows and chunks
+    below them; a window or chunk these and those that lie lower; a tail all bounded
+    forms, for no replay goes on from one.  A chunk that starts at the point requires
+    nothing there, and so is never missed.
 
     Args:
       spec: pools and layers.
@@ -174,12 +175,7 @@ def companions(spec: CacheSpec, pool: int) -> Base:
     states = [n for n in bounded if RULES[spec.pools[n].form].exact]
     top = max((spec.pools[n].layers[-1] for n in states), default=0)
     local = [n for n in bounded if _reaches(spec, n)]
-    below = [
-        n
-        for n in local
-        if isinstance(spec.pools[n].geometry.local, Window)
-        and spec.pools[n].layers[0] < top
-    ]
+    below = [n for n in local if spec.pools[n].layers[0] < top]
     if pool in states:
         return tuple(sorted({*states, *below}))
     if pool not in local:

@@ -56,7 +56,7 @@ MODELS = {
     ),
     "a chunk below a state": (
         [CHUNK, FULL, STATE],
-        {"chunk": "state", "state": ""},
+        {"chunk": "state", "state": "chunk"},
     ),
 }
 

@@ -18,7 +18,8 @@ class Pool:
     """One pool, in plain numbers.
 
     Attributes:
-      kind: of a layer that keeps its part there.
+      layer: the lowest that keeps its part there.
+      kind: of that layer.
       part: name of the part.
       size: tokens per block.
       nbytes: bytes per block.
@@ -26,6 +27,7 @@ class Pool:
       columns: places of a row's block table.
     """
 
+    layer: int
     kind: Kind
     part: str
     size: int
@@ -56,6 +58,7 @@ def pools_of(model: Model) -> tuple[Pool, ...]:
         first.setdefault(model.pool_of(layer, part), (layer, part))
     return tuple(
         Pool(
+            layer=first[number][0],
             kind=model.kinds[first[number][0]],
             part=first[number][1],
             size=model.block(*first[number]),

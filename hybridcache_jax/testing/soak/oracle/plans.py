@@ -87,6 +87,30 @@ class Planner:
         )
         return min(ways, key=lambda way: way[:5])
 
+    def of_use(self, held: set[int]) -> set[int]:
+        """Pools of which some plan may use what they hold at a point.
+
+        By what they are, whatever their sizes: all of them to resume there, or a replay
+        that goes on from the states and from what lies lowest.
+
+        Args:
+          held: bounded pools that hold all that resuming at the point needs.
+        """
+        bounded = {n for n, pool in enumerate(self._pools) if not pool.grows}
+        if bounded <= held:
+            return bounded
+        local = [n for n in bounded if self._pools[n].part == "local"]
+        top = max((at for at, part in self._model.parts if part == "state"), default=0)
+        lowest = {n: self._pools[n].layer for n in local}
+        start = {*self._states, *(n for n in local if lowest[n] < top)}
+        if not start <= held:
+            return set()
+        return start | {
+            n
+            for n in held.intersection(local)
+            if held.issuperset(m for m in local if lowest[m] <= lowest[n])
+        }
+
     def _ways(self, point: int, here, away) -> Iterator[tuple[int, Loads, Kept]]:
         """Starts from which ``point`` can be reached, what each loads and keeps."""
         everything = range(len(self._pools))

@@ -1,7 +1,8 @@
 """What is stored: a tree of grid units, and in each the blocks that are claimed.
 
 A unit that nobody can resume behind, because an earlier one lost a form that no replay
-rebuilds, is dropped with everything behind it.
+rebuilds, is dropped with everything behind it.  Of bounded forms only what some plan
+can use is worth its blocks.
 """
 
 import dataclasses
@@ -192,27 +193,37 @@ class Store:
         self.outer.forget(named)
         return named
 
-    def _prune(self, units: dict[tuple[int, ...], Unit], named: set[Block]) -> None:
+    def _prune(
+        self,
+        units: dict[tuple[int, ...], Unit],
+        named: set[Block],
+        path: tuple[Unit, ...] = (),
+    ) -> None:
         for tokens, unit in list(units.items()):
-            held = [
+            whole = (*path, unit)
+            needed = [
                 [
-                    block
-                    for block in part
-                    if block and (block.readable or block.loadable)
+                    whole[n // count].claims[index][n % count]
+                    for n in pool.required(len(whole) * self.grid)
+                    if not pool.grows or n // count == len(path)
                 ]
-                for part in unit.claims
-            ]
-            if any(
-                pool.grows and len(part) < count
-                for pool, part, count in zip(
-                    self.blocks.pools, held, self._per_unit, strict=True
+                for index, (pool, count) in enumerate(
+                    zip(self.blocks.pools, self._per_unit, strict=True)
                 )
-            ):
+            ]
+            held = {
+                index
+                for index, part in enumerate(needed)
+                if all(block and (block.readable or block.loadable) for block in part)
+            }
+            history = {n for n, pool in enumerate(self.blocks.pools) if pool.grows}
+            if not history <= held:
                 del units[tokens]
                 continue
-            for part in held:
-                named.update(part)
-            self._prune(unit.children, named)
+            used = self._planner.of_use(held - history)
+            for index in history | used:
+                named.update(block for block in needed[index] if block)
+            self._prune(unit.children, named, whole)
 
     def _path(self, who: Who, prompt: tuple[int, ...]) -> Iterator[Unit]:
         """The units of the longest stored prefix of a prompt."""
