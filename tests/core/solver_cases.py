@@ -243,13 +243,19 @@ def prompt_of(spec) -> oracle.Prompt:
     return oracle.Prompt(spec.layers, pools)
 
 
+def holdings_of(case):
+    """Per pool, the positions held on the device, and anywhere."""
+    pools = prompt_of(case.spec).pools
+    return tuple(
+        [case.held(amounts)[pool.layers[0], pool.part] for pool in pools]
+        for amounts in (case.device, case.outer)
+    )
+
+
 def answer_of_oracle(case):
     """All proved ways, and the best of them."""
     prompt = prompt_of(case.spec)
-    device, anywhere = (
-        [case.held(amounts)[pool.layers[0], pool.part] for pool in prompt.pools]
-        for amounts in (case.device, case.outer)
-    )
+    device, anywhere = holdings_of(case)
     points = sorted({int(point) for point in case.points if point >= 0})
     ways = prompt.ways(points, case.num_tokens, device, anywhere)
     rates = case.cost.seconds_per_token, case.cost.seconds_per_byte
