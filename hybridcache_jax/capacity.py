@@ -184,12 +184,20 @@ class CapacityPlan:
         # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
         # version, provenance, length, `known`, deadline, the token log, and one flag.
         row = (2 * columns + 2 * pools + 6 + self.max_length) * _INT32 + 1
-        # Per token its id, and an id and an epoch for each pool's block, held or not.
-        claims = sum(self.index_tokens // p.block_tokens for p in self.spec.pools)
-        index = (self.index_tokens + 2 * claims) * _INT32
         # One pool is copied at a time.
         staging = self.staging_blocks * max(p.block_bytes for p in self.spec.pools)
+        index = self.index_bytes(self.index_tokens)
         return tables + self.max_sequences * row + index + staging
+
+    def index_bytes(self, tokens: int) -> int:
+        """Bytes of the host's index for so many stored tokens.
+
+        Args:
+          tokens: shared parts counted once.
+        """
+        # Per token its id, and an id and an epoch for each pool's block, held or not.
+        claims = sum(tokens // pool.block_tokens for pool in self.spec.pools)
+        return (tokens + 2 * claims) * _INT32
 
     @property
     def total_bytes(self) -> int:

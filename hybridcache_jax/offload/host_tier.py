@@ -7,6 +7,7 @@ it is handed out or dropped, so an old claim never meets a new content.
 
 import bisect
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -47,19 +48,16 @@ class HostTier:
         Args:
           plan: the plan of the caches whose blocks it takes.
           budget: bytes, or text such as ``"8GiB"``; divided so that all pools can hold
-            what the plan's retention policies keep of the same number of tokens.
+            what the plan's retention policies keep of the same number of tokens, and
+            the index the claims of those.
 
         Raises:
           ValueError: for a budget that cannot be read, or too small for one grid unit.
         """
         limit, grid = parse_bytes(budget), plan.spec.grid
 
-        def size(grids: int) -> int:
-            counts = places_for(plan, grids)
-            sizes = (pool.block_bytes + _FACT_BYTES for pool in plan.spec.pools)
-            return sum(n * each for n, each in zip(counts, sizes, strict=True))
-
         # A grid unit of history takes more than a byte.
+        size = functools.partial(tier_bytes, plan)
         grids = bisect.bisect_right(range(limit + 1), limit, key=size) - 1
         if grids < 1:
             raise ValueError(
@@ -160,6 +158,14 @@ def places_for(plan: CapacityPlan, grids: int) -> list[int]:
     """Per pool, blocks that so many grid units of stored tokens keep."""
     tokens = grids * plan.spec.grid
     return [plan.stored_blocks(pool, tokens) for pool in range(len(plan.blocks))]
+
+
+def tier_bytes(plan: CapacityPlan, grids: int) -> int:
+    """Bytes of a tier with places for so many grid units, its claims included."""
+    counts = places_for(plan, grids)
+    sizes = (pool.block_bytes + _FACT_BYTES for pool in plan.spec.pools)
+    places = sum(count * size for count, size in zip(counts, sizes, strict=True))
+    return places + plan.index_bytes(grids * plan.spec.grid)
 
 
 def _empty(count: int) -> Places:

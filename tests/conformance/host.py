@@ -53,7 +53,8 @@ class Tier(FaultyTier):
             (pool.block_bytes + _FACT_BYTES) * (plan.spec.grid // pool.block_tokens)
             for pool in plan.spec.pools
         )
-        super().__init__(plan, budget=grids * per_grid)
+        index = plan.index_bytes(grids * plan.spec.grid)
+        super().__init__(plan, budget=grids * per_grid + index)
 
     def held(self, pool: int) -> list[int]:
         """Places of a pool that hold a block, in the order of their positions."""

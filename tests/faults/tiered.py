@@ -46,10 +46,17 @@ class Tiered(toy.Session):
 
 
 def grids(some, count):
-    """Bytes of a tier for so many grid units of every form, and not for one more."""
-    return count * sum(
-        (pool.block_bytes + 48) * (some.grid // pool.block_tokens)
-        for pool in some.plan.spec.pools
+    """Bytes of a tier for so many grid units of every form, and not for one more.
+
+    Per block 48 bytes of facts and 8 of its claim, and 4 of each token.
+    """
+    return (
+        count
+        * sum(
+            (pool.block_bytes + 56) * (some.grid // pool.block_tokens)
+            for pool in some.plan.spec.pools
+        )
+        + 4 * some.grid * count
     )
 
 

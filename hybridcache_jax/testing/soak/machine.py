@@ -9,7 +9,6 @@ What each operation does lies by topic in ``operations``; what they share is her
 """
 
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from hybridcache_jax.codes import Status
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.observe import MemoryRegistry, Metrics
-from hybridcache_jax.offload.host_tier import places_for
+from hybridcache_jax.offload.host_tier import tier_bytes
 from hybridcache_jax.offload.loads import Load
 from hybridcache_jax.points import Point
 from hybridcache_jax.prefix_cache import PrefixCache
@@ -306,16 +305,7 @@ class Machine:
 
 def _tier(model: toy.Model, grids: int) -> FaultyTier:
     """A tier with room for what so many grid units keep."""
-    counts = places_for(model.plan, grids)
-    payloads = zip(model.plan.spec.pools, counts, strict=True)
-    nbytes = sum(pool.block_bytes * count for pool, count in payloads)
-    while True:
-        # A little more for the facts about its places.
-        nbytes += 16 * len(counts)
-        with contextlib.suppress(ValueError):
-            tier = FaultyTier(model.plan, budget=nbytes)
-            if [len(table.stage) for table in tier.places] == counts:
-                return tier
+    return FaultyTier(model.plan, budget=tier_bytes(model.plan, grids))
 
 
 def _go_on(point: Point) -> None:

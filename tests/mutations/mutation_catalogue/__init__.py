@@ -9,6 +9,7 @@ from .claims import CLAIMS
 from .deadlines import DEADLINES
 from .leases import LEASES
 from .numbers import NUMBERS
+from .replays import REPLAYS
 from .retention import RETENTION
 from .scopes import SCOPES
 from .shadow import SHADOW
@@ -24,6 +25,7 @@ MUTATIONS = (
     *VERDICTS,
     *NUMBERS,
     *CLAIMS,
+    *REPLAYS,
     *RETENTION,
     *SCOPES,
     *SHADOW,

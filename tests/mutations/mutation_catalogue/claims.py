@@ -14,7 +14,7 @@ CLAIMS = (
     Mutation(
         "useless-blocks-kept",
         "publication.py",
-        "            good = good & _of_use(pool, numbers, kept)\n",
+        "            good = good & _of_use(pool, numbers, kept[number])\n",
         "            pass\n",
         "blocks that no resume point requires are kept",
         PUBLICATION,

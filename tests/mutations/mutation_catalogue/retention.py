@@ -8,10 +8,10 @@ RETENTION = (
     Mutation(
         "forms-planned-one-by-one",
         "retention.py",
-        "    if RULES[form].exact:\n        return policy(form)\n    bounded",
-        "    return policy(form)\n    bounded",
-        "windows are planned for beside tails that are never kept",
-        ("tests/core/test_retention.py::test_what_is_stored_is_kept_by_all",),
+        "all_of_them = [policy(other) for other in sorted(beside)]",
+        "all_of_them = [policy(form)]",
+        "tails are planned for beside windows that are never kept",
+        (_POLICIES + "test_what_is_stored_is_of_use",),
     ),
     Mutation(
         "end-of-output-not-kept",
@@ -64,8 +64,8 @@ RETENTION = (
     Mutation(
         "checkpoints-alone-start-no-replay",
         "retention_cost.py",
-        "replay_start(spec, points, points[states])",
-        "replay_start(spec, points, points[joint])",
+        "points[all_keep(states)]",
+        "points[all_keep(list(kept))]",
         "the report says that hits cost more than they do",
         (_POLICIES + "test_what_a_hit_costs",),
     ),
