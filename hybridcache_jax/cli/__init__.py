@@ -10,8 +10,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-# testing.toy_models.EVERY_KIND, which is not loaded for --help.
-_SOAKED = ("fine", "csa", "sparse", "recurrent")
+# testing.toy_models.SOAKED, which is not loaded for --help.
+_SOAKED = ("fine", "csa", "sparse", "recurrent", "ends", "thrifty")
 _BENCHES = (
     "cache-write",
     "decode-context",

@@ -10,7 +10,7 @@ from rich.console import Console
 from hybridcache_jax.cli.session import progress_bar
 from hybridcache_jax.testing.soak.machine import Operation
 from hybridcache_jax.testing.soak.run import SoakReport, replay, soak
-from hybridcache_jax.testing.toy_models import EVERY_KIND
+from hybridcache_jax.testing.toy_models import SOAKED
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,10 +23,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _again(Path(arguments.replay))
     notes = Console(stderr=True)
     reports = {}
-    for name in [arguments.model] if arguments.model else EVERY_KIND:
+    for name in [arguments.model] if arguments.model else SOAKED:
         with progress_bar(notes, name) as update:
             report = soak(
-                EVERY_KIND[name](),
+                SOAKED[name](),
                 count=arguments.operations,
                 seed=arguments.seed,
                 episode_length=arguments.episode_length,
@@ -76,7 +76,7 @@ def _again(path: Path) -> int:
             for name, report in reports.items()
             if report["failure"]
         }
-        models = {name: EVERY_KIND[name] for name in runs}
+        models = {name: SOAKED[name] for name in runs}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         names = ", ".join(f.name for f in dataclasses.fields(SoakReport))
         raise ValueError(

@@ -1,10 +1,11 @@
-"""Four toys that together have every kind of layer, small enough to try everything."""
+"""Toys that together have every kind of layer, small enough to try everything."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from hybridcache_jax.forms import Form
+from hybridcache_jax.retention import Retention
 from hybridcache_jax.testing.toy import Kind, Model, model
 
 _WINDOW_2, _WINDOW_3, _WINDOW_4 = (Kind("window", size) for size in (2, 3, 4))
@@ -68,3 +69,23 @@ EVERY_KIND: Mapping[str, Callable[[], Model]] = MappingProxyType(
     {"fine": fine, "csa": csa, "sparse": sparse, "recurrent": recurrent}
 )
 """By name; together they have every kind of layer."""
+
+
+def ends() -> Model:
+    """``fine``, with windows kept at the end of prompt and output only."""
+    return model(FINE, blocks=1, retention=Retention.ends())
+
+
+def thrifty() -> Model:
+    """``recurrent``, with checkpoints at every other grid point and tails nowhere."""
+    policies = {
+        Form.RECURRENT_STATE: Retention.every(8),
+        Form.UNCOMPRESSED_TAIL: Retention.none(),
+    }
+    return model(RECURRENT, style="chain", retention=policies)
+
+
+SOAKED: Mapping[str, Callable[[], Model]] = MappingProxyType(
+    {**EVERY_KIND, "ends": ends, "thrifty": thrifty}
+)
+"""Those that a soak runs: every kind of layer, and retention policies."""

@@ -22,7 +22,7 @@ from hybridcache_jax.testing.soak.run import (
     shrink,
     soak,
 )
-from hybridcache_jax.testing.toy_models import EVERY_KIND, FINE, fine
+from hybridcache_jax.testing.toy_models import FINE, SOAKED, fine
 
 NUMBERS = st.integers(0, 2**16 - 1)
 
@@ -37,11 +37,11 @@ def machine_of(name: str) -> type[RuleBasedStateMachine]:
     class Facade(RuleBasedStateMachine):
         def __init__(self):
             super().__init__()
-            self.machine = Machine(EVERY_KIND[name](), TIGHT)
+            self.machine = Machine(SOAKED[name](), TIGHT)
 
         @rule(tier=st.sampled_from(TIERS))
         def begin_again(self, tier):
-            self.machine = Machine(EVERY_KIND[name](), tier)
+            self.machine = Machine(SOAKED[name](), tier)
 
         @rule(a=NUMBERS, b=NUMBERS, c=NUMBERS)
         def serve(self, a, b, c):
@@ -71,7 +71,7 @@ def test_any_operations_in_any_order():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY_KIND)
+@pytest.mark.parametrize("name", SOAKED)
 def test_any_operations_in_any_order_with_every_kind(name):
     check(name, examples=15, steps=60)
 
@@ -106,9 +106,9 @@ def test_a_run_counts_what_it_did():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY_KIND)
+@pytest.mark.parametrize("name", SOAKED)
 def test_a_seeded_run_with_every_kind(name):
-    report = soak(EVERY_KIND[name](), count=2000, seed=1, episode_length=500)
+    report = soak(SOAKED[name](), count=2000, seed=1, episode_length=500)
     assert report.failure is None
     assert report.operations == 2000
 

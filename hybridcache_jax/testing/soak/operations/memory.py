@@ -130,7 +130,9 @@ def cut_short(m: "Machine", a: int, b: int, c: int) -> bool:
     if holder is None or holder.row.stale:
         return False
     lease, row = holder.lease, holder.row
-    stored = is_current(m, row.who) and m.oracle.store.publish(row, keep=False)
+    stored = is_current(m, row.who) and m.oracle.store.publish(
+        row, finished=b % 2 > 0, keep=False
+    )
     if b % 2:
         point, call = Point.RELEASE_PUBLISHED, m.prefixes.release
     elif stored:

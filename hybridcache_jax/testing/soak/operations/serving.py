@@ -64,7 +64,7 @@ def publish(m: "Machine", a: int, b: int, c: int) -> bool:
         m.refused(LeaseError, m.prefixes.publish, m.cache, holder.lease)
         return True
     if is_current(m, holder.row.who):
-        m.oracle.store.publish(holder.row)
+        m.oracle.store.publish(holder.row, finished=False)
     m.cache = m.prefixes.publish(m.cache, holder.lease)
     return True
 
@@ -181,7 +181,7 @@ def acquired(
 def give_back(m: "Machine", holder: "Holder", *, store: bool) -> None:
     """A row is released; a stale one stores nothing."""
     if store and not holder.row.stale and is_current(m, holder.row.who):
-        m.oracle.store.publish(holder.row)
+        m.oracle.store.publish(holder.row, finished=True)
     m.oracle.rows.release(holder.row)
     m.cache = m.prefixes.release(m.cache, holder.lease, publish=store)
     m.holders.remove(holder)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hybridcache_jax.codes import Stage, Verdict
+from hybridcache_jax.retention import Keep, Retention
 from hybridcache_jax.testing.toy import Model
 from hybridcache_jax.testing.toy_kinds import GROWING, Kind
 
@@ -25,6 +26,7 @@ class Pool:
       nbytes: bytes per block.
       count: blocks.
       columns: places of a row's block table.
+      policy: at which resume points it is kept, read as data.
     """
 
     layer: int
@@ -34,6 +36,7 @@ class Pool:
     nbytes: int
     count: int
     columns: int
+    policy: Retention
 
     @property
     def grows(self) -> bool:
@@ -50,6 +53,18 @@ class Pool:
         lo, hi = self.kind.required(self.part, point)
         return range(lo // self.size, -(-hi // self.size)) if lo < hi else range(0)
 
+    def keeps(self, point: int, grid: int, ends: Sequence[int]) -> bool:
+        """Whether its policy keeps what a grid point needs.
+
+        Args:
+          point: the grid point.
+          grid: tokens between such points.
+          ends: tokens at which a prompt or an output ends.
+        """
+        if self.policy.keep is Keep.EVERY:
+            return point % (self.policy.tokens or grid) == 0
+        return self.policy.keep is Keep.ENDS and point in [n - n % grid for n in ends]
+
 
 def pools_of(model: Model) -> tuple[Pool, ...]:
     """The pools of a toy, in the order of its plan."""
@@ -65,6 +80,7 @@ def pools_of(model: Model) -> tuple[Pool, ...]:
             nbytes=model.plan.spec.pools[number].block_bytes,
             count=model.plan.blocks[number],
             columns=model.plan.columns(number),
+            policy=model.plan.policy(model.plan.spec.pools[number].form),
         )
         for number in sorted(first)
     )
@@ -198,6 +214,7 @@ class Row:
       point: nothing below is published as its own.
       known: positions below may only be run with the tokens of ``prompt``.
       prompt: those tokens.
+      asked: tokens of the whole prompt.
       since: per pool, positions below do not count.
       held: per pool, positions below are never written.
       blocks: per pool, its blocks by number.
@@ -210,6 +227,7 @@ class Row:
     point: int
     known: int
     prompt: tuple[int, ...]
+    asked: int
     since: list[int]
     held: list[int]
     blocks: list[dict[int, Block]]

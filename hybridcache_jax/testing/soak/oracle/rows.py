@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from hybridcache_jax.codes import Stage, Status
+from hybridcache_jax.retention import Keep
 from hybridcache_jax.testing.soak.oracle.blocks import Blocks
 from hybridcache_jax.testing.soak.oracle.ledger import Block, Expected, Row
 from hybridcache_jax.testing.toy import Model
@@ -46,6 +47,7 @@ class Rows:
             point=plan.point,
             known=plan.point,
             prompt=plan.prompt[: plan.point],
+            asked=len(plan.prompt),
             since=since,
             held=held,
             blocks=blocks,
@@ -79,12 +81,13 @@ class Rows:
         return Status.OK
 
     def _trim(self, row: Row) -> None:
-        """Lets go of what neither the next token nor a rollback requires."""
+        """Lets go of what neither the next token, a rollback nor an end requires."""
         back = max(row.length - self._rollback, 0)
         for index, pool in enumerate(self.blocks.pools):
             if pool.grows:
                 continue
-            lo, _ = pool.kind.required(pool.part, back)
+            kept = back - back % self._grid if pool.policy.keep is Keep.ENDS else back
+            lo, _ = pool.kind.required(pool.part, kept)
             for number in [n for n in row.blocks[index] if (n + 1) * pool.size <= lo]:
                 self.blocks.let_go(row.blocks[index].pop(number))
 

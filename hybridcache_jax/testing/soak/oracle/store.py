@@ -79,11 +79,12 @@ class Store:
             ends=not rest or any(unit[: len(rest)] == rest for unit in children),
         )
 
-    def publish(self, row: Row, *, keep: bool = True) -> bool:
+    def publish(self, row: Row, *, finished: bool, keep: bool = True) -> bool:
         """Claims what a row ran; whether there was anything to claim.
 
         Args:
           row: the row.
+          finished: whether its output ends where it stands.
           keep: whether it comes to an end; if not, new claims are taken back, and of
             the tokens it is known that they were there.
         """
@@ -100,14 +101,17 @@ class Store:
             path.append(children[tokens])
             children = path[-1].children
         points = range(row.point + self.grid, whole + 1, self.grid)
-        taken = [p for p in points if self._checkpointed(row, p)]
+        ends = [row.asked - 1, row.asked, *([row.length] if finished else [])]
+        used = {p: self._planner.of_use(self._kept(row, p, ends)) for p in points}
         for index, pool in enumerate(self.blocks.pools):
             accepted = []
             for number in range(whole // pool.size):
                 own = None
                 if number < row.point // pool.size:
                     own = row.claims[index][number]
-                elif pool.grows or any(number in pool.required(p) for p in taken):
+                elif pool.grows or any(
+                    index in used[p] and number in pool.required(p) for p in points
+                ):
                     own = row.blocks[index].get(number)
                 if own is None:
                     continue
@@ -238,12 +242,18 @@ class Store:
     def _at(self, pool: int, place: int) -> Block:
         return self.blocks.at[pool][place]
 
-    def _checkpointed(self, row: Row, point: int) -> bool:
-        """Whether a row has what is exact at a point, so that all else is of use."""
-        return all(
-            point % pool.size == 0
-            and (block := row.blocks[index].get(point // pool.size - 1)) is not None
-            and block.readable
+    def _kept(self, row: Row, point: int, ends: Sequence[int]) -> set[int]:
+        """Bounded pools whose policy keeps a point, checkpoints if there is one."""
+        return {
+            index
             for index, pool in enumerate(self.blocks.pools)
-            if pool.exact
-        )
+            if not pool.grows
+            and pool.keeps(point, self.grid, ends)
+            and (not pool.exact or self._taken(row, index, point))
+        }
+
+    def _taken(self, row: Row, index: int, point: int) -> bool:
+        """Whether a row has the checkpoint of one point."""
+        number, inside = divmod(point, self.blocks.pools[index].size)
+        block = row.blocks[index].get(number - 1)
+        return inside == 0 and block is not None and block.readable
