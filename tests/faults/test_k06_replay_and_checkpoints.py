@@ -136,6 +136,34 @@ def test_a_replay_begins_at_the_last_checkpoint_that_is_early_enough(prompt, poi
         assert toy.kept_bytes(session.cache) == before
 
 
+@settings(max_examples=5)
+@given(prompt=TOKENS, point=st.sampled_from([8, 12, 16, 20]))
+def test_a_replay_goes_on_from_windows_and_states(prompt, point):
+    """Tails gone, alone: the window of 3 below them is held where the replay starts.
+
+    Without it the first rows that the replay makes are wrong.
+    """
+    model = toy.recurrent()
+    prompt = [(p * 7 + t) % 10 for p, t in enumerate(prompt)][: point + 1]
+    session = toy.Session(model)
+    session.store(prompt, [4], each=True)
+    session.evict(Form.UNCOMPRESSED_TAIL)
+    plan = session.match(prompt)
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert (plan.length, plan.start) == (point, point - 4)
+    states = {model.pool_of(0, "state"), model.pool_of(1, "state")}
+    assert plan.kept == tuple(sorted({*states, model.pool_of(2)}))
+
+    want, ready = toy.cold(model, prompt[:point]), session.cache
+    before = toy.kept_bytes(ready)
+    for kept, exact in ((plan.kept, True), (tuple(sorted(states)), False)):
+        session.branch(ready)
+        lease = session.acquire(dataclasses.replace(plan, kept=kept))
+        session.feed(lease, prompt[point - 4 : point])
+        assert (library.differences(session.state(lease), want) == []) is exact
+        assert toy.kept_bytes(session.cache) == before
+
+
 @pytest.mark.parametrize("start", [5, 6, 7, 9])
 def test_a_replay_cannot_begin_between_checkpoints(start):
     """No state stands there: the lease is refused, nothing is run from zeros."""

@@ -3,7 +3,8 @@
 Running positions k..p-1 from the forms that are held gives every form equal to a cold
 run: k is p less the sum of W - 1 over the stacked window layers, and for chunks the
 start of p's chunk, whatever their number; a tail widens by the windows below it.  It is
-tight: starting one token later is wrong.  Intact forms are read, never rewritten;
+tight: starting one token later is wrong.  Where windows are held at a resume point, a
+replay goes on from them.  Intact forms are read, never rewritten;
 blocks rebuilt below p are not stored.
 """
 
@@ -220,6 +221,44 @@ def test_one_lost_block_of_one_form_is_enough(data, point):
     assert toy.state_gap(session.state(lease), want) < EXACT
 
 
+@settings(max_examples=5)
+@given(prompt=PROMPTS, lower=st.sampled_from([None, 4, 3]))
+def test_a_replay_goes_on_from_lower_windows_that_are_held(prompt, lower):
+    """The upper window of 3 is lost: what the lower ones hold at 16 is enough for 20.
+
+    With a block of them lost that 16 requires, the whole extent of 8 is run again.
+    """
+    model, point = toy.stacked(), 20
+    prompt = prompt[: point + 1]
+    session = toy.Session(model)
+    session.store(prompt, [4], each=True)
+    for block in range(point // 4):
+        session.lose(3, block, prompt)
+    if lower is not None:
+        session.lose(0, lower, prompt)
+    plan = session.match(prompt)
+    assert (plan.verdict, plan.length) == (Verdict.NEEDS_PARTIAL_RECOMPUTE, point)
+    windows = (model.pool_of(0),)
+    # Block 4 is for 20 only; block 3 is what 16 requires.
+    start, kept = (12, ()) if lower == 3 else (16, windows)
+    assert (plan.start, plan.kept) == (start, kept)
+
+    held, ready = full_bytes(model, session.cache), session.cache
+    want = toy.cold_softmax(model, prompt[:point])
+    lease = replayed(session, plan, prompt)
+    assert toy.state_gap(session.state(lease), want) < EXACT
+    assert full_bytes(model, session.cache) == held
+    reads = session.feed(lease, prompt[point:])
+    last = toy.cold_softmax(model, prompt).reads[:, -1:]
+    assert np.abs(reads - last).max() < EXACT
+
+    # From nothing it is wrong.
+    session.branch(ready)
+    bare = dataclasses.replace(plan, start=16, kept=())
+    lease = replayed(session, bare, prompt)
+    assert toy.state_gap(session.state(lease), want, common=True) > WRONG
+
+
 # Families of integers, where every form is compared bit for bit.
 
 BOUNDED = (Form.SWA_WINDOW, Form.UNCOMPRESSED_TAIL)
@@ -280,7 +319,7 @@ def test_windows_and_tails_are_rebuilt_from_the_derived_start(
 
 @pytest.mark.parametrize("lost", [BOUNDED[:1], BOUNDED[1:]])
 def test_either_form_alone_needs_the_whole_replay(lost):
-    """During a replay the other is needed at positions before those it holds."""
+    """What the other holds at 16, the point before, would start a longer one."""
     model, prompt = toy.csa(), [p * 7 % 10 for p in range(25)]
     session = lose_bounded(model, prompt, lost)
     plan = session.match(prompt)
