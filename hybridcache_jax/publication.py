@@ -93,13 +93,15 @@ def collect(
     """
     spec = capacity.spec
     first, length = plan.length + spec.grid, int(row.length[0])
+    if len(tokens) < first:
+        return None
     points = np.arange(first, len(tokens) + 1, spec.grid, dtype=np.int32)
     own = [
         _own_blocks(pool, number, row, capacity.blocks[number])
         for number, pool in enumerate(spec.pools)
     ]
     end = length if finished else 0
-    kept = _kept_points(capacity, points, own, tables, plan.num_tokens, end)
+    kept = _kept_points(capacity, points, own, tables, plan, end)
     if len(kept) == len(spec.pools):
         # Tokens behind the last point of use would be claimed for nothing.
         points = points[points <= max(each.max(initial=0) for each in kept.values())]
@@ -140,7 +142,7 @@ def _kept_points(
     points: np.ndarray,
     own: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
     tables: tuple[StateTable, ...],
-    prompt: int,
+    plan: ResumePlan,
     end: int,
 ) -> dict[int, np.ndarray]:
     """For each bounded pool, the points at which it is kept and of use."""
@@ -150,17 +152,35 @@ def _kept_points(
         if rule.grows:
             continue
         policy = capacity.policy(pool.form)
-        kept[number] = policy.keeps(points, grid=grid, prompt=prompt, end=end)
+        kept[number] = policy.keeps(points, grid=grid, prompt=plan.num_tokens, end=end)
+        numbers, ids, _ = own[number]
         if rule.exact:
-            numbers, ids, _ = own[number]
-            taken = numbers[tables[number].stage[ids] == Stage.SEALED]
-            kept[number] &= np.isin(points // pool.block_tokens - 1, taken)
+            numbers = numbers[tables[number].stage[ids] == Stage.SEALED]
+        kept[number] &= _there(pool, points, numbers, plan.claims.blocks[number], plan)
     return {
         number: points[
             np.all([kept[other] for other in companions(capacity.spec, number)], axis=0)
         ]
         for number in kept
     }
+
+
+def _there(
+    pool: PoolSpec,
+    points: np.ndarray,
+    numbers: np.ndarray,
+    claimed: np.ndarray,
+    plan: ResumePlan,
+) -> np.ndarray:
+    """At which points every block that a form requires is the row's or was claimed."""
+    size = pool.block_tokens
+    there = np.zeros(int(points[-1]) // size + 1, bool)
+    floor = plan.length // size
+    there[:floor] = claimed[:floor] != NOTHING
+    there[numbers[(numbers >= floor) & (numbers < len(there))]] = True
+    lo, hi = required(pool.form, pool.geometry, points)
+    holes = np.append(0, np.cumsum(~there))
+    return (lo >= hi) | (holes[-(-hi // size)] == holes[lo // size])
 
 
 def _of_use(pool: PoolSpec, numbers: np.ndarray, points: np.ndarray) -> np.ndarray:

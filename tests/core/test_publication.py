@@ -105,7 +105,19 @@ def test_a_row_offers_exactly_what_kept_points_require(
         and p // 4 - 1 not in lost | open_states
         and held_in_the_ring(capacity, states, p // 4 - 1, length)
     ]
-    both = [p for p in taken if keeps(window, p, prompt, end)]
+    windows = next(n for n, p in enumerate(spec.pools) if p.form == Form.SWA_WINDOW)
+
+    def complete(point):
+        """Whether the row has the whole window, or was admitted with it."""
+        return all(
+            block < resumed // 2
+            or (
+                block not in lost and held_in_the_ring(capacity, windows, block, length)
+            )
+            for block in {q // 2 for q in range(max(0, point - WIDE + 1), point)}
+        )
+
+    both = [p for p in taken if keeps(window, p, prompt, end) and complete(p)]
     wanted = {
         Form.SWA_WINDOW: {q // 2 for p in both for q in range(max(0, p - WIDE + 1), p)},
         Form.RECURRENT_STATE: {p // 4 - 1 for p in (both if spec == BELOW else taken)},

@@ -75,6 +75,17 @@ class Oracle:
         parts = self.model.parts
         bounded = [where for where in parts if where[1] not in ("entries", "index")]
         states = [where for where in bounded if where[1] == "state"]
+        local = [where for where in bounded if where[1] == "local"]
+
+        def beside(layer, part):
+            """What must be kept at a point, too, for this to be of use there."""
+            if part == "state":
+                return states
+            return (
+                [*states, *(w for w in local if w[0] <= layer)]
+                if part == "local"
+                else bounded
+            )
 
         def first_held(where):
             """First position of a part that the row has not let go of."""
@@ -82,17 +93,32 @@ class Oracle:
             since = self.floor(before) if ends_kept else before
             return self.model.kinds[where[0]].required(where[1], since)[0]
 
+        def complete(where, point):
+            """Whether all that it needs there is the row's, or was stored before."""
+            size = self.model.block(*where)
+            kind = self.model.kinds[where[0]]
+            return all(
+                self.key(*where, number, tokens) in self.kept[where]
+                if number < resumed // size
+                else (number + 1) * size > first_held(where)
+                for number in {
+                    q // size for q in range(*kind.required(where[1], point))
+                }
+            )
+
         def all_keep(some, point):
             taken = point in ends and all(point > first_held(w) for w in states)
             taken = taken or not states
-            return taken and all(self.keeps(w, point, prompt, end) for w in some)
+            return taken and all(
+                self.keeps(w, point, prompt, end) and complete(w, point) for w in some
+            )
 
         points = range(self.floor(resumed) + self.grid, len(tokens) + 1, self.grid)
         for layer, part in parts:
             size, kind = self.model.block(layer, part), self.model.kinds[layer]
             for point in points:
                 if (layer, part) in bounded and not all_keep(
-                    states if part == "state" else bounded, point
+                    beside(layer, part), point
                 ):
                     continue
                 lo = first_held((layer, part))
@@ -185,17 +211,22 @@ def test_every_plan_is_the_oracles_and_every_state_is_cold(name, policy, runs):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tails", [NONE, Retention.every_block()])
 @settings(max_examples=8)
 @given(runs=st.lists(RUNS, min_size=2, max_size=4))
-def test_a_form_without_its_siblings_is_not_kept(runs):
-    """Windows at every point are of no use where tails are kept nowhere."""
-    policy = {Form.UNCOMPRESSED_TAIL: NONE, Form.RECURRENT_STATE: Retention.every(8)}
+def test_a_form_without_its_siblings_is_not_kept(tails, runs):
+    """Windows start replays where tails are kept nowhere; tails alone are of no use."""
+    policy = {Form.UNCOMPRESSED_TAIL: tails, Form.RECURRENT_STATE: Retention.every(8)}
+    if tails != NONE:
+        policy[Form.SWA_WINDOW] = NONE
     model = make(*MODELS["recurrent"], policy)
     session, oracle = toy.Session(model), Oracle(model, policy)
     for shared, own, output, size, each in runs:
         prompt = [*BASE[:shared], *[0, 6, 0][:own]] or [1]
         serve(session, oracle, prompt, [2, 8, 1, 9, 7][:output], size, each)
-    assert session.prefixes.account(session.cache)["swa_window.1"]["evictable"] == 0
+    held = session.prefixes.account(session.cache)
+    assert held["uncompressed_tail.2"]["evictable"] == 0
+    assert tails == NONE or held["swa_window.1"]["evictable"] == 0
 
 
 def test_ends_resume_the_same_prompt_a_longer_one_and_the_next_turn():

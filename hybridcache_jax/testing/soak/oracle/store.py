@@ -243,17 +243,19 @@ class Store:
         return self.blocks.at[pool][place]
 
     def _kept(self, row: Row, point: int, ends: Sequence[int]) -> set[int]:
-        """Bounded pools whose policy keeps a point, checkpoints if there is one."""
+        """Bounded pools whose policy keeps a point, and that have all it needs."""
         return {
             index
             for index, pool in enumerate(self.blocks.pools)
             if not pool.grows
             and pool.keeps(point, self.grid, ends)
-            and (not pool.exact or self._taken(row, index, point))
+            and all(self._has(row, index, n) for n in pool.required(point))
         }
 
-    def _taken(self, row: Row, index: int, point: int) -> bool:
-        """Whether a row has the checkpoint of one point."""
-        number, inside = divmod(point, self.blocks.pools[index].size)
-        block = row.blocks[index].get(number - 1)
-        return inside == 0 and block is not None and block.readable
+    def _has(self, row: Row, index: int, number: int) -> bool:
+        """Whether a block is the row's own, or was claimed when it was matched."""
+        pool = self.blocks.pools[index]
+        if number < row.point // pool.size:
+            return row.claims[index][number] is not None
+        block = row.blocks[index].get(number)
+        return block is not None and (block.readable or not pool.exact)
