@@ -121,10 +121,16 @@ class Tally:
 
     def make_room(self, short):
         """Wants ``short`` more free blocks than there are, in every pool."""
-        tables = self.session.cache.tables
-        self.chosen["room"] += sum(min(short, count(t, takeable)) for t in tables)
+        prefixes, tables = self.session.prefixes, self.session.cache.tables
         wanted = [int(table.num_free) + short for table in tables]
-        self.session.put(self.session.prefixes.make_room(self.session.cache, wanted))
+        # A wide window whose narrow one is gone goes first, and is not chosen: nothing
+        # can use it.
+        self.session.put(prefixes.recover(self.session.cache))
+        self.chosen["room"] += sum(
+            min(max(want - int(table.num_free), 0), count(table, takeable))
+            for want, table in zip(wanted, self.session.cache.tables, strict=True)
+        )
+        self.session.put(prefixes.make_room(self.session.cache, wanted))
 
 
 @pytest.mark.parametrize(
