@@ -19,6 +19,7 @@ from hybridcache_jax.lineage import Lineage, OnFacts
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.offload.load_times import Clock, LoadTimes
 from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.points import At, pass_by
 from hybridcache_jax.prefix_index import PrefixIndex
@@ -47,6 +48,7 @@ class PrefixParts:
         metrics: Metrics = Metrics(),
         placeholders: TokenIds = (),
         tier: HostTier | None = None,
+        clock: Clock | None = None,
         at: At = pass_by,
     ):
         """An empty store of prefixes.
@@ -60,6 +62,9 @@ class PrefixParts:
             saying which (``contents`` of :meth:`match`) is not reused from there on.
           tier: takes what is evicted, so that it can be loaded again; None to lose it.
             It serves this ``PrefixCache`` alone.
+          clock: seconds, such as ``time.perf_counter``; with it every load is measured,
+            from :meth:`load` to the :meth:`poll` that brings it, and ``cost`` learns
+            from it.  None to measure nothing: equal histories then give equal plans.
           at: called with every point that is passed, to inject faults.
 
         Raises:
@@ -87,6 +92,7 @@ class PrefixParts:
         self._outer = (
             None if tier is None else Outer(plan, tier, self._index, self._watch, at)
         )
+        self._load_times = LoadTimes(clock)
         self._upkeep = Upkeep(
             plan, self._index, self._versions, self._outer, self._watch, at
         )

@@ -140,7 +140,9 @@ class RoomMethods(PrefixParts):
             due = min(int(cache.clock) + LOAD_TICKS, NEVER)
         else:
             due = deadline_at(cache, deadline)
-        return self._outer.ask(plan, due)
+        load = self._outer.ask(plan, due)
+        self._load_times.asked(load)
+        return load
 
     def poll(self, cache: HybridCache) -> tuple[HybridCache, tuple[LoadReport, ...]]:
         """Takes every load as far as it goes.  Call it between steps.
@@ -164,9 +166,11 @@ class RoomMethods(PrefixParts):
         if self._outer is None:
             return cache, ()
         cache, reports = self._outer.poll(cache, self._upkeep.make_room)
+        self.cost = self._load_times.learned(self.cost, reports)
         return self._line.stamped(cache), reports
 
     def cancel(self, load: Load) -> None:
         """Gives a load up; what it brought already stays like any stored prefix."""
         if self._outer is not None:
             self._outer.cancel(load)
+            self._load_times.cancelled(load)

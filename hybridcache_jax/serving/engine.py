@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
+from hybridcache_jax.cost import CostModel
 from hybridcache_jax.errors import HybridCacheError
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.identity import Identity
@@ -72,6 +73,7 @@ class Engine:
         buckets: Buckets = Buckets(),
         policy: ReusePolicy = ReusePolicy(),
         metrics: Metrics = Metrics(),
+        cost: CostModel = CostModel(),
     ):
         """An engine with an empty cache.
 
@@ -83,6 +85,8 @@ class Engine:
           buckets: declared shapes; the largest chunk must fit the plan's.
           policy: which requests may reuse what others stored; by default none.
           metrics: where to count what happens; by default nowhere.
+          cost: rates to begin with.  Every step with a chunk of the largest size is
+            measured and folded into ``prefixes.cost``, after :meth:`warm_up`.
 
         Raises:
           ValueError: if the buckets exceed the plan.
@@ -97,7 +101,7 @@ class Engine:
         self.buckets = buckets
         self.cache = step.place(init(plan))
         self.metrics = metrics
-        self.prefixes = PrefixCache(plan, policy=policy, metrics=metrics)
+        self.prefixes = PrefixCache(plan, policy=policy, metrics=metrics, cost=cost)
         self.compiled_step = step
         self._vocab_size = vocab_size
         self._checkpoints = next(
@@ -345,15 +349,26 @@ class Engine:
         self._make_room(ready, parts)
         inputs = batch_inputs(parts, batch=batch, width=width)
         sampling = sampling_inputs([seq.request.sampling for seq in ready], batch)
-        shapes = self.compiled_shapes
+        shapes, begun = self.compiled_shapes, time.perf_counter()
         self.cache, output = self.compiled_step(self.cache, inputs, sampling)
         if self._warm:
             self.metrics.retraced(self.compiled_shapes - shapes)
         codes = np.array(output.status)[: len(parts)].tolist()
         statuses = [Status(code) for code in codes]
+        if self._warm and max(map(len, chunks)) == self.buckets.max_chunk:
+            self._measured(chunks, statuses, time.perf_counter() - begun)
         for seq, ids, status in zip(ready, chunks, statuses, strict=True):
             self.metrics.ran(seq.lease.plan, seq.position, len(ids), status)
         return statuses, np.array(output.tokens)[: len(parts)].tolist()
+
+    def _measured(
+        self, chunks: list[list[int]], statuses: list[Status], seconds: float
+    ) -> None:
+        """Learns from a step how long a token takes."""
+        parts = zip(chunks, statuses, strict=True)
+        tokens = sum(len(ids) for ids, status in parts if status == Status.OK)
+        if tokens:
+            self.prefixes.cost = self.prefixes.cost.after_run(tokens, seconds)
 
     def _next_tokens(self, seq: _Sequence) -> list[int]:
         chunk = self.buckets.max_chunk

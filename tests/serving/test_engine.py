@@ -130,6 +130,18 @@ def test_nothing_is_compiled_after_warm_up(make_engine):
     assert engine.compiled_shapes == before
 
 
+def test_steps_with_a_whole_chunk_are_measured(make_engine):
+    """And only they: compiling is not, a decode step has a rate of its own."""
+    engine, long = make_engine(), Request(prompt(40, 0), reuse=False)
+    engine.run([long])
+    assert engine.prefixes.cost == hc.CostModel()
+    engine.warm_up()
+    engine.run([Request(prompt(2, 0), max_new_tokens=4, reuse=False)])
+    assert engine.prefixes.cost == hc.CostModel()
+    engine.run([long])
+    assert engine.prefixes.cost != hc.CostModel()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("bound", [False, True])
 def test_nothing_is_compiled_after_warm_up_wherever_the_parameters_lie(bound):
