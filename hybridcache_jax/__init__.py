@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hybridcache_jax.append import StepInputs as StepInputs
+    from hybridcache_jax.budget import plan_capacity as plan_capacity
     from hybridcache_jax.capacity import CapacityPlan as CapacityPlan
-    from hybridcache_jax.capacity import plan_capacity as plan_capacity
     from hybridcache_jax.codes import Provenance as Provenance
     from hybridcache_jax.codes import Reason as Reason
     from hybridcache_jax.codes import Status as Status
@@ -101,7 +101,7 @@ _HOME = {
     "begin_step": "view",
     "end_step": "view",
     "init": "state",
-    "plan_capacity": "capacity",
+    "plan_capacity": "budget",
 }
 
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -156,7 +156,8 @@ def _kept_points(
         numbers, ids, _ = own[number]
         if rule.exact:
             numbers = numbers[tables[number].stage[ids] == Stage.SEALED]
-        kept[number] &= _there(pool, points, numbers, plan.claims.blocks[number], plan)
+        claimed = plan.claims.blocks[number][: plan.length // pool.block_tokens]
+        kept[number] &= _there(pool, points, claimed, numbers)
     return {
         number: points[
             np.all([kept[other] for other in companions(capacity.spec, number)], axis=0)
@@ -168,15 +169,20 @@ def _kept_points(
 def _there(
     pool: PoolSpec,
     points: np.ndarray,
-    numbers: np.ndarray,
     claimed: np.ndarray,
-    plan: ResumePlan,
+    numbers: np.ndarray,
 ) -> np.ndarray:
-    """At which points every block that a form requires is the row's or was claimed."""
-    size = pool.block_tokens
+    """At which points every block that a form requires was claimed or is the row's.
+
+    Args:
+      pool: which.
+      points: ``[K]`` int32 ascending, at least one.
+      claimed: ids of the blocks that the row was admitted with, from the first on.
+      numbers: of the row's blocks; those behind ``claimed`` count.
+    """
+    size, floor = pool.block_tokens, len(claimed)
     there = np.zeros(int(points[-1]) // size + 1, bool)
-    floor = plan.length // size
-    there[:floor] = claimed[:floor] != NOTHING
+    there[:floor] = claimed != NOTHING
     there[numbers[(numbers >= floor) & (numbers < len(there))]] = True
     lo, hi = required(pool.form, pool.geometry, points)
     holes = np.append(0, np.cumsum(~there))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridcache_jax.capacity import format_bytes
+from hybridcache_jax.byte_sizes import format_bytes
 from hybridcache_jax.claims import Claims
 from hybridcache_jax.codes import Provenance, Reason, Verdict
 from hybridcache_jax.contents import ContentId, Contents

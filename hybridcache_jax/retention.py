@@ -196,6 +196,11 @@ def policies(
     )
 
 
+def policy_of(retention: Policies, form: Form) -> Retention:
+    """The policy of one bounded form."""
+    return dict(retention).get(form, Retention.every_block())
+
+
 def stored_policy(
     spec: CacheSpec, policy: Callable[[Form], Retention], form: Form
 ) -> Retention:

@@ -95,7 +95,7 @@ def init(plan: CapacityPlan) -> HybridCache:
     """An empty cache.
 
     Args:
-      plan: sizes, from :func:`hybridcache_jax.capacity.plan_capacity`.
+      plan: sizes, from :func:`hybridcache_jax.plan_capacity`.
 
     Returns:
       A cache whose blocks are all free and whose rows are all idle.

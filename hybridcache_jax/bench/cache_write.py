@@ -6,7 +6,8 @@ import numpy as np
 
 from hybridcache_jax._compat import aliased_bytes, temporary_bytes
 from hybridcache_jax.bench.measure import Measurement, Report, median_seconds
-from hybridcache_jax.capacity import format_bytes, plan_capacity
+from hybridcache_jax.budget import plan_capacity
+from hybridcache_jax.byte_sizes import format_bytes
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.layers import Entries, LayerSpec, Window

@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridcache_jax.bench.long_row import as_if_run
 from hybridcache_jax.bench.measure import Measurement, Report, median_seconds_in_turn
-from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.budget import plan_capacity
 from hybridcache_jax.codes import Status
 from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.identity import Identity

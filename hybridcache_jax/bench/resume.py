@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from hybridcache_jax.bench.measure import Measurement, Report
-from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.budget import plan_capacity
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.configs.gemma3 import Gemma3Config
 from hybridcache_jax.identity import Identity

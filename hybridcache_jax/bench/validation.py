@@ -12,7 +12,7 @@ from flax import nnx
 from hybridcache_jax import rows
 from hybridcache_jax.bench.long_row import as_if_run
 from hybridcache_jax.bench.measure import Measurement, Report, median_seconds_in_turn
-from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.budget import plan_capacity
 from hybridcache_jax.codes import Status
 from hybridcache_jax.configs.gemma3 import Gemma3Config
 from hybridcache_jax.identity import Identity

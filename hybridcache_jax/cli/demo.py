@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from hybridcache_jax.capacity import format_bytes
+from hybridcache_jax.byte_sizes import format_bytes
 from hybridcache_jax.cli.metrics_table import show
 from hybridcache_jax.cli.scenes import QUESTIONS, Demo, Outcome
 from hybridcache_jax.cli.session import load, read_text, tokenizer_of, warm_up

@@ -11,7 +11,8 @@ import functools
 
 import numpy as np
 
-from hybridcache_jax.capacity import CapacityPlan, parse_bytes
+from hybridcache_jax.byte_sizes import parse_bytes
+from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import Form
 from hybridcache_jax.offload.payload import Payload

@@ -1,7 +1,7 @@
 """From a loaded model to an engine: spec, plan, identity, compiled step."""
 
 from hybridcache_jax._compat import matmul_precision
-from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.budget import plan_capacity
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.models.load import LoadedModel
 from hybridcache_jax.observe.metrics import Metrics

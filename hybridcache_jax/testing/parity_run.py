@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from hybridcache_jax.capacity import plan_capacity
+from hybridcache_jax.budget import plan_capacity
 from hybridcache_jax.codes import Status, Verdict
 from hybridcache_jax.errors import HybridCacheError
 from hybridcache_jax.forms import RULES, Form

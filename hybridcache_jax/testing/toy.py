@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax.append import StepInputs
-from hybridcache_jax.capacity import CapacityPlan, plan_capacity
+from hybridcache_jax.budget import plan_capacity
+from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import Form
 from hybridcache_jax.identity import Identity

@@ -4,7 +4,7 @@ import manager_steps
 import numpy as np
 from scenario_spec import layout
 
-from hybridcache_jax.capacity import minimum_blocks
+from hybridcache_jax.block_counts import minimum_blocks
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.resume import Holdings, Solution, solve
 

@@ -15,7 +15,7 @@ from scenario_spec import layout, plan
 from tree_steps import VERDICTS
 
 import hybridcache_jax as hc
-from hybridcache_jax.capacity import minimum_blocks
+from hybridcache_jax.block_counts import minimum_blocks
 from hybridcache_jax.offload.loads import LoadStage
 
 CHUNKS = [{"kind": "full", "block_size": 16}]

@@ -9,13 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hybridcache_jax as hc
-from hybridcache_jax.capacity import (
-    CapacityPlan,
-    format_bytes,
-    minimum_blocks,
-    parse_bytes,
-    plan_capacity,
-)
+from hybridcache_jax.block_counts import minimum_blocks
+from hybridcache_jax.budget import plan_capacity
+from hybridcache_jax.byte_sizes import format_bytes, parse_bytes
+from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.forms import Form
 from hybridcache_jax.layers import (

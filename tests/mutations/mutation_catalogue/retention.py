@@ -80,8 +80,8 @@ RETENTION = (
     Mutation(
         "unfinished-checkpoints-count",
         "publication.py",
-        "taken = numbers[tables[number].stage[ids] == Stage.SEALED]",
-        "taken = numbers",
+        "            numbers = numbers[tables[number].stage[ids] == Stage.SEALED]\n",
+        "            pass\n",
         "windows are kept beside a checkpoint that is not there",
         PUBLICATION,
     ),
