@@ -7,6 +7,9 @@ best is a question of cost only: every one that is allowed and early enough is e
 import dataclasses
 from collections.abc import Sequence
 
+import jax
+import numpy as np
+
 from hybridcache_jax._typing import Array
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES
@@ -56,9 +59,9 @@ class Origins:
             return (self.latest if self.positions is None else self.latest * 0), none
         saved = cost.saved(self.positions - base, self.nbytes)
         value = xp.where(self.allowed, saved, -xp.inf)
-        highest = xp.maximum.accumulate(value)
+        highest = _running_max(value)
         place = xp.arange(value.shape[0], dtype=xp.int32)
-        last = xp.maximum.accumulate(xp.where(value == highest, place, 0))
+        last = _running_max(xp.where(value == highest, place, 0))
         rank = xp.searchsorted(self.positions, self.latest, side="right") - 1
         best = xp.take(last, xp.maximum(rank, 0), mode="clip")
         there = (rank >= 0) & xp.take(self.allowed, best)
@@ -109,3 +112,11 @@ def origins(
             there = there & usable(spec, points, base)
         found.append(Origins(latest_start(spec, points, base), points, there, nbytes))
     return tuple(found)
+
+
+def _running_max(values: Array) -> Array:
+    """Largest of the values up to each."""
+    if isinstance(values, np.ndarray):
+        return np.maximum.accumulate(values)
+    # The ufunc's own is a loop over single values there.
+    return jax.lax.cummax(values)
