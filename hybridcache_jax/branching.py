@@ -201,6 +201,7 @@ class Branching:
             lease.plan,
             length=kept,
             start=min(lease.plan.start, kept),
+            kept=lease.plan.kept if lease.plan.start < kept else (),
             contents=lease.plan.contents.before(length),
         )
         return Lease(lease.row, ticket, plan)

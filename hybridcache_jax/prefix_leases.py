@@ -202,13 +202,16 @@ class LeaseMethods(PrefixParts):
         ids = log[0, : int(view.length[0])]
         ids = ids[: self._index.storable(ids, contents)]
         tables = snapshot(cache.tables)
-        offer = collect(self.plan, view, ids, lease.plan, tables, finished=finished)
+        now = self._upkeep.facts(cache)
+        here = self._upkeep.holds(now, key, (Reason.OK,))
+        anywhere = self._upkeep.holds(now, key, (Reason.OK, Reason.IN_OUTER_TIER))
+        offer = collect(
+            self.plan, view, ids, lease.plan, tables, holds=anywhere, finished=finished
+        )
         if offer is None or not self._rollout.holds(key):
             return cache
-        here = (Reason.OK,)
-        holds = self._upkeep.holds(self._upkeep.facts(cache), key, here)
         self._index.insert(
-            key, offer.tokens, offer.blocks, offer.epochs, holds, contents
+            key, offer.tokens, offer.blocks, offer.epochs, here, contents
         )
         self._at(Point.PUBLISH_CLAIMED)
         accepted = self._index.lookup(key, offer.tokens, contents)

@@ -140,8 +140,9 @@ class RoomMethods(PrefixParts):
             due = min(int(cache.clock) + LOAD_TICKS, NEVER)
         else:
             due = deadline_at(cache, deadline)
+        since = self._load_times.now()
         load = self._outer.ask(plan, due)
-        self._load_times.asked(load)
+        self._load_times.asked(load, since)
         return load
 
     def poll(self, cache: HybridCache) -> tuple[HybridCache, tuple[LoadReport, ...]]:

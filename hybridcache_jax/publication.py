@@ -10,11 +10,12 @@ import dataclasses
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.claims import NOTHING, Claims
+from hybridcache_jax.claims import NOTHING, Claims, Holds
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.replay import companions
 from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.retention import kept_at
 from hybridcache_jax.rows import RowView, block_numbers
 from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.state import StateTable
@@ -38,10 +39,11 @@ class Offer:
     def marks(
         self, capacity: CapacityPlan, accepted: Claims
     ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-        """Ids and epochs of the row's blocks that the index took.
+        """Ids and epochs of what the index claims where the row has a block.
 
         Those that the row was admitted with are among them: their claims may have been
-        dropped in the meantime, and are now made again.
+        dropped in the meantime, and are now made again.  So are older ones that it
+        keeps: dead weight that a row still pins may be of use again beside these.
 
         Args:
           capacity: sizes; each pool's vectors are padded to its row columns.
@@ -52,15 +54,13 @@ class Offer:
         """
         ids, seen = [], []
         for number in range(len(capacity.spec.pools)):
-            mine, stamps = self.blocks[number], self.epochs[number]
-            taken = (mine != NOTHING) & (accepted.blocks[number] == mine)
             columns = capacity.columns(number)
-            # A row refers to its last blocks only; it pins those, and no others.
-            place = np.flatnonzero(taken)[-columns:]
+            # A row refers to its last blocks only.
+            place = np.flatnonzero(self.blocks[number] != NOTHING)[-columns:]
             padded = np.full(columns, NOTHING)
-            padded[: len(place)] = mine[place]
+            padded[: len(place)] = accepted.blocks[number][place]
             marks = np.zeros(columns, np.int32)
-            marks[: len(place)] = stamps[place]
+            marks[: len(place)] = accepted.epochs[number][place]
             ids.append(padded)
             seen.append(marks)
         return tuple(ids), tuple(seen)
@@ -73,6 +73,7 @@ def collect(
     plan: ResumePlan,
     tables: tuple[StateTable, ...],
     *,
+    holds: Holds,
     finished: bool,
 ) -> Offer | None:
     """What a row can offer beyond what it was admitted with; None for nothing.
@@ -89,6 +90,7 @@ def collect(
       tokens: ``[n]`` int32, those of the row's token log that may be stored.
       plan: the plan it was admitted under.
       tables: facts, as NumPy arrays.
+      holds: tells which claims are still true, on the device or in an outer tier.
       finished: whether the output ends where the row stands.
     """
     spec = capacity.spec
@@ -101,7 +103,7 @@ def collect(
         for number, pool in enumerate(spec.pools)
     ]
     end = length if finished else 0
-    kept = _kept_points(capacity, points, own, tables, plan, end)
+    kept = _kept_points(capacity, points, own, tables, plan, holds, end)
     if len(kept) == len(spec.pools):
         # Tokens behind the last point of use would be claimed for nothing.
         points = points[points <= max(each.max(initial=0) for each in kept.values())]
@@ -143,6 +145,7 @@ def _kept_points(
     own: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
     tables: tuple[StateTable, ...],
     plan: ResumePlan,
+    holds: Holds,
     end: int,
 ) -> dict[int, np.ndarray]:
     """For each bounded pool, the points at which it is kept and of use."""
@@ -152,11 +155,16 @@ def _kept_points(
         if rule.grows:
             continue
         policy = capacity.policy(pool.form)
-        kept[number] = policy.keeps(points, grid=grid, prompt=plan.num_tokens, end=end)
+        kept[number] = kept_at(
+            policy, pool, points, grid=grid, prompt=plan.num_tokens, end=end
+        )
         numbers, ids, _ = own[number]
         if rule.exact:
             numbers = numbers[tables[number].stage[ids] == Stage.SEALED]
-        claimed = plan.claims.blocks[number][: plan.length // pool.block_tokens]
+        stop = plan.length // pool.block_tokens
+        first = np.arange(stop, dtype=np.int32) * np.int32(pool.block_tokens)
+        ids, epochs = plan.claims.blocks[number], plan.claims.epochs[number]
+        claimed = holds(number, ids[:stop], epochs[:stop], first)
         kept[number] &= _there(pool, points, claimed, numbers)
     return {
         number: points[
@@ -172,17 +180,17 @@ def _there(
     claimed: np.ndarray,
     numbers: np.ndarray,
 ) -> np.ndarray:
-    """At which points every block that a form requires was claimed or is the row's.
+    """At which points every block that a form requires is claimed or the row's.
 
     Args:
       pool: which.
       points: ``[K]`` int32 ascending, at least one.
-      claimed: ids of the blocks that the row was admitted with, from the first on.
+      claimed: ``[N]`` bool, which claims of the first blocks hold.
       numbers: of the row's blocks; those behind ``claimed`` count.
     """
     size, floor = pool.block_tokens, len(claimed)
     there = np.zeros(int(points[-1]) // size + 1, bool)
-    there[:floor] = claimed != NOTHING
+    there[:floor] = claimed
     there[numbers[(numbers >= floor) & (numbers < len(there))]] = True
     lo, hi = required(pool.form, pool.geometry, points)
     holes = np.append(0, np.cumsum(~there))

@@ -29,6 +29,7 @@ from hybridcache_jax.spec import CacheSpec
 
 Step = Window | Chunk
 Base = tuple[int, ...]
+_INT32_MAX = 2**31 - 1
 
 
 @functools.lru_cache(maxsize=256)
@@ -242,4 +243,5 @@ def _unit(spec: CacheSpec, base: Base) -> int | None:
             unit = math.lcm(unit, layer.local.size)
         elif layer.local is not None and layer.local.reach:
             return None
-    return unit
+    # No position is a multiple of more.
+    return unit if unit <= _INT32_MAX else None

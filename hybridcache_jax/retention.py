@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from hybridcache_jax.forms import RULES, Form, required
+from hybridcache_jax.layers import Chunk
 from hybridcache_jax.replay import companions
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 
@@ -196,6 +197,26 @@ def policies(
     )
 
 
+def kept_at(
+    policy: Retention,
+    pool: PoolSpec,
+    points: np.ndarray,
+    *,
+    grid: int,
+    prompt: int,
+    end: int,
+) -> np.ndarray:
+    """At which points nothing of a bounded pool is missed.
+
+    Where its policy keeps it, and where nothing of it is required: a chunk that starts
+    at the point.
+
+    Args and returns: as for :meth:`Retention.keeps`, for one pool.
+    """
+    lo, hi = required(pool.form, pool.geometry, points)
+    return (lo >= hi) | policy.keeps(points, grid=grid, prompt=prompt, end=end)
+
+
 def policy_of(retention: Policies, form: Form) -> Retention:
     """The policy of one bounded form."""
     return dict(retention).get(form, Retention.every_block())
@@ -215,14 +236,16 @@ def stored_policy(
       form: which.
 
     Returns:
-      The policy whose points those are; of ends and a distance the ends, which may be
-      more.
+      The policy whose points those are; of ends and a distance the ends, and beside a
+      chunk all that the others keep, which may be more.
     """
+    # A chunk is not missed where one starts, whatever its policy: it limits nothing.
     beside = {
-        spec.pools[other].form
+        other.form
         for number, pool in enumerate(spec.pools)
         if pool.form == form
-        for other in companions(spec, number)
+        for other in (spec.pools[n] for n in companions(spec, number))
+        if other.form == form or not isinstance(other.geometry.local, Chunk)
     }
     all_of_them = [policy(other) for other in sorted(beside)]
     if len(set(all_of_them)) == 1:

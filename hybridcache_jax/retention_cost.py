@@ -19,7 +19,7 @@ from hybridcache_jax.replay import (
     replay_start,
     usable,
 )
-from hybridcache_jax.retention import Retention, point_blocks, stored_policy
+from hybridcache_jax.retention import Retention, kept_at, point_blocks, stored_policy
 from hybridcache_jax.spec import CacheSpec
 
 # Enough sequences that what one of them keeps is not rounded away.
@@ -77,7 +77,9 @@ def retention_cost(
     grid = spec.grid
     points = np.arange(grid, length + 1, grid, dtype=np.int32)
     kept = {
-        number: policy(pool.form).keeps(points, grid=grid, prompt=length, end=length)
+        number: kept_at(
+            policy(pool.form), pool, points, grid=grid, prompt=length, end=length
+        )
         for number, pool in enumerate(spec.pools)
         if not RULES[pool.form].grows
     }

@@ -140,7 +140,8 @@ class Upkeep:
 
     def within_index(self, cache: HybridCache) -> HybridCache:
         """Drops the oldest claims where no history bounds how many there are."""
-        bound = self._plan.index_tokens
+        outside = 0 if self._outer is None else self._outer.tier.tokens
+        bound = self._plan.index_tokens + outside
         if self._essential or self._index.stored_tokens <= bound:
             return cache
         now = self.facts(cache)

@@ -40,6 +40,7 @@ class HostTier:
     Attributes:
       plan: the plan of its caches.
       places: facts about the places of each pool.
+      tokens: stored tokens of which it holds what is kept, and the index the claims.
       taken: whether a ``PrefixCache`` has it; another one drops what it cannot claim.
     """
 
@@ -65,7 +66,14 @@ class HostTier:
                 f"A tier of {budget} holds not even what {grid} stored tokens keep, "
                 f"which takes {size(1)} bytes; raise its budget."
             )
+        for count, more in zip(plan.blocks, places_for(plan, grids), strict=True):
+            if count + 1 + more >= 2**31:
+                raise ValueError(
+                    f"A tier of {budget} has {more} places beside a pool of {count} "
+                    "blocks, more than int32 can name; lower its budget."
+                )
         self.plan = plan
+        self.tokens = grids * grid
         self.places = tuple(map(_empty, places_for(plan, grids)))
         self._payloads: list[dict[int, Payload]] = [{} for _ in plan.spec.pools]
         self._clock = 0

@@ -1,5 +1,6 @@
 """How long loads take, so that waiting is weighed by what was seen."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from hybridcache_jax.cost import CostModel
@@ -21,10 +22,19 @@ class LoadTimes:
         self._clock = clock
         self._asked: dict[int, float] = {}
 
-    def asked(self, load: Load) -> None:
-        """A load begins."""
+    def now(self) -> float:
+        """What the clock says; 0 without one."""
+        return 0.0 if self._clock is None else self._clock()
+
+    def asked(self, load: Load, since: float) -> None:
+        """A load was asked for.
+
+        Args:
+          load: its receipt.
+          since: what :meth:`now` said before.
+        """
         if self._clock is not None:
-            self._asked[load.number] = self._clock()
+            self._asked[load.number] = since
 
     def cancelled(self, load: Load) -> None:
         """A load was given up; unknown ones are ignored."""
@@ -41,7 +51,10 @@ class LoadTimes:
             if not (report.ready or report.failed):
                 continue
             since = self._asked.pop(report.load.number, None)
-            if since is not None and report.ready and self._clock is not None:
-                nbytes = report.load.plan.bytes_to_load
-                cost = cost.after_load(nbytes, self._clock() - since)
+            if since is not None and report.ready:
+                seconds = self.now() - since
+                # A clock that was set back measures nothing; the load came all the
+                # same, and the cache that has it must reach the caller.
+                if 0 <= seconds < math.inf:
+                    cost = cost.after_load(report.load.plan.bytes_to_load, seconds)
         return cost

@@ -355,7 +355,8 @@ class Engine:
             self.metrics.retraced(self.compiled_shapes - shapes)
         codes = np.array(output.status)[: len(parts)].tolist()
         statuses = [Status(code) for code in codes]
-        if self._warm and max(map(len, chunks)) == self.buckets.max_chunk:
+        compiled = self.compiled_shapes > shapes or not self._warm
+        if not compiled and max(map(len, chunks)) == self.buckets.max_chunk:
             self._measured(chunks, statuses, time.perf_counter() - begun)
         for seq, ids, status in zip(ready, chunks, statuses, strict=True):
             self.metrics.ran(seq.lease.plan, seq.position, len(ids), status)

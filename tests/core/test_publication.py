@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hybridcache_jax as hc
-from hybridcache_jax import Entries, Entry, Form, LayerSpec, RecurrentState, Window
+from hybridcache_jax import (
+    Chunk,
+    Entries,
+    Entry,
+    Form,
+    LayerSpec,
+    RecurrentState,
+    Window,
+)
 from hybridcache_jax.claims import NOTHING, Claims
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.identity import Identity
@@ -22,12 +30,13 @@ ROW = Entry.kv(1, 2)
 SIZES = {Form.SWA_WINDOW: 2, Form.RECURRENT_STATE: 4, Form.FULL_KV: 8}
 WIDE, GRID, LENGTH = 7, 8, 48
 WINDOW = LayerSpec(local=Window(WIDE, ROW))
+CHUNK = LayerSpec(local=Chunk(2 * GRID, ROW))
 STATE = LayerSpec(recurrent=RecurrentState(ROW))
 FULL = LayerSpec(global_=Entries(ROW))
 # A replay can start from a state alone only where no window lies below it.
-BELOW, ABOVE = (
+BELOW, ABOVE, CHUNKED = (
     hc.CacheSpec.from_layers(layers, block_tokens=SIZES)
-    for layers in ([WINDOW, STATE, FULL], [STATE, WINDOW, FULL])
+    for layers in ([WINDOW, STATE, FULL], [STATE, WINDOW, FULL], [CHUNK, STATE, FULL])
 )
 CLAIMED = 1000  # ids of blocks that the row was admitted with
 POLICIES = st.sampled_from(
@@ -44,7 +53,7 @@ def keeps(policy, point, prompt, end):
 
 @settings(max_examples=120)
 @given(
-    spec=st.sampled_from([BELOW, ABOVE]),
+    spec=st.sampled_from([BELOW, ABOVE, CHUNKED]),
     window=POLICIES,
     state=POLICIES,
     length=st.integers(1, LENGTH),
@@ -94,7 +103,13 @@ def test_a_row_offers_exactly_what_kept_points_require(
     key = Key(Identity("w", "c", spec.fingerprint))
     plan = make_cold_plan(spec, prompt, key, hc.CostModel())
     plan = dataclasses.replace(plan, length=resumed, claims=claims)
-    offer = collect(capacity, view, tokens, plan, tuple(tables), finished=finished)
+
+    def holds(number, ids, epochs, first):
+        return np.ones(len(ids), bool)
+
+    offer = collect(
+        capacity, view, tokens, plan, tuple(tables), holds=holds, finished=finished
+    )
 
     points = range(resumed + GRID, length + 1, GRID)
     (states,) = (n for n, p in enumerate(spec.pools) if p.form == Form.RECURRENT_STATE)
@@ -107,6 +122,11 @@ def test_a_row_offers_exactly_what_kept_points_require(
     ]
     windows = next(n for n, p in enumerate(spec.pools) if p.form == Form.SWA_WINDOW)
 
+    def seen(point):
+        """Positions that the window or chunk requires."""
+        first = point // 16 * 16 if spec == CHUNKED else max(0, point - WIDE + 1)
+        return range(first, point)
+
     def complete(point):
         """Whether the row has the whole window, or was admitted with it."""
         return all(
@@ -114,13 +134,17 @@ def test_a_row_offers_exactly_what_kept_points_require(
             or (
                 block not in lost and held_in_the_ring(capacity, windows, block, length)
             )
-            for block in {q // 2 for q in range(max(0, point - WIDE + 1), point)}
+            for block in {q // 2 for q in seen(point)}
         )
 
-    both = [p for p in taken if keeps(window, p, prompt, end) and complete(p)]
+    both = [
+        p
+        for p in taken
+        if (keeps(window, p, prompt, end) or not seen(p)) and complete(p)
+    ]
     wanted = {
-        Form.SWA_WINDOW: {q // 2 for p in both for q in range(max(0, p - WIDE + 1), p)},
-        Form.RECURRENT_STATE: {p // 4 - 1 for p in (both if spec == BELOW else taken)},
+        Form.SWA_WINDOW: {q // 2 for p in both for q in seen(p)},
+        Form.RECURRENT_STATE: {p // 4 - 1 for p in (taken if spec == ABOVE else both)},
         Form.FULL_KV: set(range(LENGTH)),
     }
     if not len(points):

@@ -306,3 +306,28 @@ def test_the_report_states_the_cost():
     text = made.report()
     assert "swa_window.0 is kept at every 40 tokens" in text
     assert "9 at most, 0 at the end" in text
+
+
+@pytest.mark.parametrize("chunks", [Retention.none(), Retention.ends()])
+def test_states_above_a_chunk_are_kept_where_one_starts(chunks):
+    """There nothing of the chunk is required, whatever its policy."""
+    kinds = [
+        LayerSpec(local=Chunk(8, ROW)),
+        LayerSpec(recurrent=hc.RecurrentState(ROW)),
+        FULL,
+    ]
+    spec = hc.CacheSpec.from_layers(kinds, block_tokens=4)
+    made = hc.plan_capacity(
+        spec,
+        budget="8MiB",
+        max_sequences=1,
+        max_length=64,
+        max_chunk=8,
+        retention={Form.SWA_WINDOW: chunks},
+        backend="cpu",
+    )
+    cost = made.retention_cost()
+    # From the last multiple of 8 before each point, and from 0 in the first chunk.
+    assert cost.most_replayed == 4
+    states = next(p for p in cost.pools if p.pool.startswith("recurrent"))
+    assert states.policy == Retention.every_block()

@@ -37,7 +37,7 @@ from hybridcache_jax.layers import (
     LayerSpec,
     Window,
 )
-from hybridcache_jax.replay import bases, replay_start
+from hybridcache_jax.replay import bases, replay_start, usable
 from hybridcache_jax.resume import Holdings, solve, solve_batch
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.validate import boundary
@@ -718,3 +718,11 @@ def test_every_window_size_at_every_offset():
             ).per_pool[0]
             want = [oracle.provable(layers, held, int(p)) for p in points]
             assert got.tolist() == want, (size, block_size, hole)
+
+
+def test_chunks_whose_starts_meet_beyond_int32_allow_no_start():
+    """Their least common multiple is no position: only kept chunks help."""
+    sizes = 65521, 65519
+    spec = CacheSpec.from_layers([*map(chunk, sizes), recurrent()], block_tokens=1)
+    points = np.array([0, 65519, 65521], np.int32)
+    assert not usable(spec, points).any()

@@ -226,3 +226,28 @@ def test_b87_no_clock_decides_what_is_valid_or_immortal(year, monkeypatch):
     session.release(lease, publish=False)
     session.put(session.prefixes.make_room(session.cache, [total]))
     assert int(session.cache.tables[0].num_free) == total
+
+
+def test_what_another_row_still_pins_is_stored_again_with_its_siblings():
+    """Dead weight that a row reads: another row stores the prefix, the first lets go.
+
+    The index keeps the older claim, for it is true; so the block must be kept, too.
+    """
+    session, prompt = toy.Session(toy.fine()), [*toy.P, 1]
+    session.store(toy.P, [1], each=True)
+    reader = session.admit(prompt)
+    for token in (1, 2):
+        session.feed(reader, [token])
+    session.evict(Form.SWA_WINDOW)
+    plan = session.prefixes.cold_plan(list(toy.P), session.model.identity)
+    cache, writer = session.prefixes.acquire(session.cache, plan)
+    session.put(cache)
+    for token in toy.P:
+        session.feed(writer, [token])
+        session.publish(writer)
+    assert session.match(prompt).length == len(toy.P)
+    session.release(reader, publish=False)
+    session.release(writer, publish=False)
+    found = session.match(prompt)
+    assert (found.verdict, found.length) == (Verdict.RESUMABLE, len(toy.P))
+    assert session.answer(prompt)

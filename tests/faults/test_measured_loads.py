@@ -86,3 +86,25 @@ def test_without_a_clock_nothing_is_measured():
     session.ask([*P, 0])
     assert session.poll()[0].ready
     assert session.prefixes.cost == before
+
+
+def test_a_clock_that_was_set_back_measures_nothing_and_loses_nothing():
+    clock = Clock()
+    session = waiting(clock)
+    before = session.prefixes.cost
+    session.ask([*P, 0])
+    clock.now -= 50.0
+    assert session.poll()[0].ready
+    assert session.prefixes.cost == before
+    session.answer([*P, 0])
+
+
+def test_a_clock_that_fails_leaves_no_load_behind():
+    def broken():
+        raise OSError("no clock")
+
+    session = waiting(broken)
+    plan = session.match([*P, 0])
+    with pytest.raises(OSError, match="no clock"):
+        session.prefixes.load(session.cache, plan)
+    assert session.poll() == ()

@@ -136,3 +136,16 @@ def test_after_a_warm_up_nothing_compiles_on_the_way_out_and_back():
 def stored_bytes(session):
     sizes = zip(session.cache.tables, session.model.plan.spec.pools, strict=True)
     return sum(int(np.asarray(t.kept).sum()) * p.block_bytes for t, p in sizes)
+
+
+def test_without_a_history_the_index_holds_what_the_tier_holds():
+    """One window: the device's own bound would drop what lies outside."""
+    model = toy.model((toy.window(6),), blocks=2, stored=24, rows=1)
+    session = Tiered(model, budget="1MiB")
+    prompts = [[digit] * 22 for digit in range(1, 7)]
+    assert model.plan.index_tokens < 22 * len(prompts)
+    for prompt in prompts:
+        session.store(prompt, [2], each=True)
+        session.move_out()
+    for prompt in prompts:
+        assert session.match([*prompt, 0]).verdict == Verdict.NEEDS_IO

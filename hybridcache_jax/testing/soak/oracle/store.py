@@ -126,8 +126,8 @@ class Store:
                         continue
                     claims[place] = own
                     own.sites.append((claims, place))
-                if claims[place] is own:
-                    accepted.append(own)
+                if claims[place]:
+                    accepted.append(claims[place])
             # A row refers to its last blocks only.
             for block in accepted[-pool.columns :] if keep else ():
                 block.kept = block.kept or block.readable
@@ -248,7 +248,7 @@ class Store:
             index
             for index, pool in enumerate(self.blocks.pools)
             if not pool.grows
-            and pool.keeps(point, self.grid, ends)
+            and (pool.keeps(point, self.grid, ends) or not pool.required(point))
             and all(self._has(row, index, n) for n in pool.required(point))
         }
 
@@ -256,6 +256,7 @@ class Store:
         """Whether a block is the row's own, or was claimed when it was matched."""
         pool = self.blocks.pools[index]
         if number < row.point // pool.size:
-            return row.claims[index][number] is not None
+            claim = row.claims[index][number]
+            return claim is not None and (claim.readable or claim.loadable)
         block = row.blocks[index].get(number)
         return block is not None and (block.readable or not pool.exact)
