@@ -19,6 +19,7 @@ class Point(enum.StrEnum):
     EVICTION_FORGOTTEN = "eviction: dead weight dropped, blocks not yet given away"
     LOAD_READ = "load: a block was read, not yet verified"
     LOAD_VERIFIED = "load: all blocks verified, none registered"
+    LOAD_RECEIVED = "load: blocks made ready, no memory written"
     RELEASE_PUBLISHED = "release: published, the row not yet given back"
 
 

@@ -207,9 +207,7 @@ class Outer:
             cache = make_room(cache, [len(where) for where in places])
             # Places that nobody claims any more went with what made room.
             ready = self._verified(ready, now, reports)
-        for pending in ready:
-            cache, report = self._register(cache, pending)
-            reports.append(report)
+            cache = self._register(cache, ready, reports)
         self._unstage()
         return cache, tuple(reports)
 
@@ -246,26 +244,51 @@ class Outer:
         ]
 
     def _register(
-        self, cache: HybridCache, pending: Pending
-    ) -> tuple[HybridCache, LoadReport]:
-        """Puts what was verified in place, if every pool has room for it."""
-        load = pending.load
-        free = [int(table.num_free) for table in cache.tables]
-        if any(len(p) > n for p, n in zip(pending.places, free, strict=True)):
-            return cache, LoadReport(load, LoadStage.ROOM, why="a pool has no room yet")
-        arrived = []
-        for pool, places in enumerate(pending.places):
-            table = self.tier.places[pool]
-            payloads = [self._staged[pool][key] for key in _keys(pending, pool)]
-            labels = np.stack([getattr(table, name)[places] for name in LABELS])
-            cache, ids = self._transfer.back(cache, pool, payloads, labels)
-            arrived.append((places, ids))
+        self,
+        cache: HybridCache,
+        loads: Sequence[Pending],
+        reports: list[LoadReport],
+    ) -> HybridCache:
+        """Puts what was verified in place, of the loads for which there is room.
+
+        All of it is made ready first: whatever can fail has been done before any memory
+        is donated, so a call that is cut short leaves the cache that it was given.
+        """
+        tables, coming, fitting = list(cache.tables), [], []
+        known: list[set[int]] = [set() for _ in tables]
+        for pending in loads:
+            # What an earlier one brings, too, comes once.
+            wanted = [
+                places[~np.isin(places, list(known[pool]))]
+                for pool, places in enumerate(pending.places)
+            ]
+            free = [int(table.num_free) for table in tables]
+            if any(len(p) > n for p, n in zip(wanted, free, strict=True)):
+                why = "a pool has no room yet"
+                reports.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
+                continue
+            for pool, places in enumerate(wanted):
+                facts = self.tier.places[pool]
+                keys = zip(places.tolist(), facts.epoch[places].tolist(), strict=True)
+                payloads = [self._staged[pool][key] for key in keys]
+                labels = np.stack([getattr(facts, name)[places] for name in LABELS])
+                arrival = self._transfer.receive(
+                    cache, pool, tables[pool], payloads, labels
+                )
+                tables[pool] = arrival.table
+                known[pool].update(places.tolist())
+                coming.append((places, arrival, arrival.ids))
+            fitting.append(pending)
+        self._at(Point.LOAD_RECEIVED)
+        cache = self._transfer.place(cache, [arrival for _, arrival, _ in coming])
         # Claims follow once all of it is there.
-        for pool, (places, ids) in enumerate(arrived):
-            self._arrived(cache, pool, places, ids)
-            self._watch.loaded(pool, len(ids))
-        pending.registered = True
-        return cache, LoadReport(load, LoadStage.REGISTERED)
+        for places, arrival, ids in coming:
+            self._arrived(cache, arrival.pool, places, ids)
+            self._watch.loaded(arrival.pool, len(ids))
+        for pending in fitting:
+            pending.registered = True
+            reports.append(LoadReport(pending.load, LoadStage.REGISTERED))
+        return cache
 
     def _arrived(self, cache: HybridCache, pool: int, places, ids: np.ndarray) -> None:
         """Leads claims, and loads that wait for the same places, to the blocks."""

@@ -1,6 +1,7 @@
 """Blocks between device memory and payloads, a fixed number in one compiled call."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -14,6 +15,30 @@ from hybridcache_jax.state import HybridCache, StateTable
 
 # Facts that go with a block wherever it lies.
 LABELS = ("version", "provenance", "first")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrival:
+    """Blocks that are ready to be placed in one pool.
+
+    Attributes:
+      pool: index of the pool.
+      table: its facts once they are there.
+      parts: for each compiled call, ``[K]`` ids (``P`` for padding) and the memory,
+        plane to ``[L, K, S, width]``.
+      count: how many blocks.
+    """
+
+    pool: int
+    table: StateTable
+    parts: tuple[tuple[jax.Array, dict[str, np.ndarray]], ...]
+    count: int
+
+    @property
+    def ids(self) -> np.ndarray:
+        """``[count]`` int32."""
+        found = [np.zeros(0, np.int32), *(np.asarray(ids) for ids, _ in self.parts)]
+        return np.concatenate(found)[: self.count]
 
 
 class Transfer:
@@ -45,52 +70,70 @@ class Transfer:
                 found.append(Payload.sealed(planes))
         return found
 
-    def back(
+    def receive(
         self,
         cache: HybridCache,
         pool: int,
+        table: StateTable,
         payloads: list[Payload],
         labels: np.ndarray,
-    ) -> tuple[HybridCache, np.ndarray]:
-        """Puts verified blocks into free ones and seals them for stored prefixes.
+    ) -> Arrival:
+        """Makes verified blocks ready to be placed; changes nothing.
 
         Args:
-          cache: the cache; its memory is donated.  The pool has room.
+          cache: the cache.
           pool: index of the pool.
+          table: its facts after what was received before; there is room.
           payloads: ``n`` blocks.
           labels: ``[len(LABELS), n]`` int32, what the facts say of them.
-
-        Returns:
-          The cache and ``[n]`` int32 ids.
         """
-        found = [np.zeros(0, np.int32)]
+        parts = []
         for start in range(0, len(payloads), self._batch):
             stop = start + self._batch
-            cache, ids = self._back(
-                cache, pool, payloads[start:stop], labels[:, start:stop]
+            table, part = self._received(
+                cache, pool, table, payloads[start:stop], labels[:, start:stop]
             )
-            found.append(ids)
-        return cache, np.concatenate(found)
+            parts.append(part)
+        return Arrival(pool, table, tuple(parts), len(payloads))
+
+    def place(self, cache: HybridCache, arrivals: Sequence[Arrival]) -> HybridCache:
+        """Puts blocks into the memory that was made ready for them, and seals them.
+
+        Args:
+          cache: the cache from which they were received; its memory is donated.
+          arrivals: in the order in which they were received.
+        """
+        pools, tables = list(cache.pools), list(cache.tables)
+        for arrival in arrivals:
+            tables[arrival.pool] = arrival.table
+            for ids, memory in arrival.parts:
+                pools[arrival.pool] = self._place(pools[arrival.pool], ids, memory)
+        return dataclasses.replace(cache, pools=tuple(pools), tables=tuple(tables))
 
     def warm_up(self, cache: HybridCache) -> HybridCache:
         """Compiles everything by copying no block at all; the memory is donated."""
         for pool, count in enumerate(self.plan.blocks):
             nothing = np.full(self._batch, count, np.int32)
             self._take(cache.pools[pool], nothing)
-            cache, _ = self._back(cache, pool, [], np.zeros((len(LABELS), 0), np.int32))
+            labels = np.zeros((len(LABELS), 0), np.int32)
+            table, part = self._received(cache, pool, cache.tables[pool], [], labels)
+            cache = self.place(cache, [Arrival(pool, table, (part,), 0)])
         return cache
 
-    def _back(
-        self, cache: HybridCache, pool: int, some: list[Payload], labels: np.ndarray
-    ) -> tuple[HybridCache, np.ndarray]:
-        """One compiled call of :meth:`back`, for no more blocks than it takes."""
+    def _received(
+        self,
+        cache: HybridCache,
+        pool: int,
+        table: StateTable,
+        some: list[Payload],
+        labels: np.ndarray,
+    ) -> tuple[StateTable, tuple[jax.Array, dict[str, np.ndarray]]]:
+        """Facts, ids and memory of no more blocks than one compiled call takes."""
         facts = np.zeros((len(LABELS), self._batch), np.int32)
         facts[:, : len(some)] = labels
         want = np.arange(self._batch) < len(some)
         form = self.plan.spec.pools[pool].form
-        table, ids = self._receive(
-            cache.tables[pool], want, *facts, cache.clock, form=form
-        )
+        table, ids = self._receive(table, want, *facts, cache.clock, form=form)
         memory = {}
         for name, plane in cache.pools[pool].items():
             layers, _, *entry = plane.shape
@@ -98,12 +141,7 @@ class Transfer:
             for place, payload in enumerate(some):
                 block[:, place] = payload.planes[name]
             memory[name] = block
-        pools = list(cache.pools)
-        pools[pool] = self._place(cache.pools[pool], ids, memory)
-        tables = list(cache.tables)
-        tables[pool] = table
-        cache = dataclasses.replace(cache, pools=tuple(pools), tables=tuple(tables))
-        return cache, np.asarray(ids)[: len(some)]
+        return table, (ids, memory)
 
 
 def _receive(

@@ -6,6 +6,7 @@ is that of a cold run.
 """
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -619,11 +620,57 @@ def test_a_place_says_all_that_the_block_said():
     assert sorted(labels.T.tolist()) == [[5, 1, 0], [5, 1, 4]]
     assert set(places.form[held]) == {Form.ON_DISK_PREFIX}
     payloads = [session.tier.read(0, place) for place in held.tolist()]
-    cache, ids = transfer.back(session.cache, 0, payloads, labels)
+    arrival = transfer.receive(session.cache, 0, table, payloads, labels)
+    cache, ids = transfer.place(session.cache, [arrival]), arrival.ids
     back = cache.tables[0]
     for name, column in zip(LABELS, labels, strict=True):
         assert np.asarray(getattr(back, name))[ids].tolist() == column.tolist()
     assert np.asarray(back.kept)[ids].all()
+
+
+def test_what_cannot_be_received_leaves_the_cache_whole():
+    """Of two loads, and of three pools: the last one fails, nothing was written."""
+    session = Tiered(toy.fine())
+    for prompt in (CHAT, OTHER):
+        session.store(prompt, each=True)
+    session.move_out()
+    loads = [session.ask([*prompt, 0]) for prompt in (CHAT, OTHER)]
+    transfer, before = session.prefixes._outer._transfer, session.cache
+    calls = itertools.count(1)
+
+    def fails(*arguments):
+        if next(calls) == 6:
+            raise MemoryError("no room on the host")
+        return receive(*arguments)
+
+    receive, transfer.receive = transfer.receive, fails
+    with pytest.raises(MemoryError, match="no room on the host"):
+        session.poll()
+    transfer.receive = receive
+    assert not any(x.is_deleted() for x in jax.tree.leaves(before))
+    reports = session.poll()
+    assert [(r.load, r.ready) for r in reports] == [(load, True) for load in loads]
+    for prompt in (CHAT, OTHER):
+        session.answer([*prompt, 0])
+
+
+def test_two_loads_of_one_place_bring_it_once():
+    session = Tiered(toy.fine())
+    session.store(CHAT, each=True)
+    session.move_out()
+    loads = [session.ask([*CHAT[:stop], 0]) for stop in (len(CHAT), 8)]
+    free = [int(table.num_free) for table in session.cache.tables]
+    needed = [len(blocks) for blocks in loads[0].plan.loads]
+    reports = session.poll()
+    assert [(r.load, r.ready) for r in reports] == [(load, True) for load in loads]
+    left = [int(table.num_free) for table in session.cache.tables]
+    # Of the history the shorter prompt needs a part; its windows are its own.
+    history = next(
+        n for n, p in enumerate(session.model.plan.spec.pools) if p.form == Form.FULL_KV
+    )
+    assert free[history] - left[history] == needed[history]
+    for stop in (len(CHAT), 8):
+        session.answer([*CHAT[:stop], 0])
 
 
 def test_a_load_without_room_in_one_pool_waits_whole():

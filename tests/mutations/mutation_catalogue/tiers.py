@@ -109,10 +109,18 @@ TIERS = (
     Mutation(
         "half-a-load-registered",
         "offload/outer.py",
-        "if any(len(p) > n for p, n in zip(pending.places, free, strict=True)):",
-        "if all(len(p) > n for p, n in zip(pending.places, free, strict=True)):",
+        "if any(len(p) > n for p, n in zip(wanted, free, strict=True)):",
+        "if all(len(p) > n for p, n in zip(wanted, free, strict=True)):",
         "a load is registered where a pool has no room for it",
         (OUTER + "test_a_load_without_room_in_one_pool_waits_whole",),
+    ),
+    Mutation(
+        "shared-place-received-twice",
+        "offload/outer.py",
+        "                known[pool].update(places.tolist())\n",
+        "",
+        "two loads bring one block twice, and one copy is nobody's",
+        (OUTER + "test_two_loads_of_one_place_bring_it_once",),
     ),
     Mutation(
         "loaded-place-not-dropped",
