@@ -1,5 +1,6 @@
 """What the index says of a prompt, and one edge of its tree."""
 
+import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -92,6 +93,33 @@ class Sizes:
         )
 
 
+class Children(dict[bytes, "Node"]):
+    """Nodes by their first grid unit, and those units in order.
+
+    Of byte strings in order, what lies next to another one shares the most with it.
+    Changed by item only.
+    """
+
+    def __init__(self):
+        """None."""
+        super().__init__()
+        self._units: list[bytes] = []
+
+    def __setitem__(self, unit: bytes, node: "Node") -> None:
+        if unit not in self:
+            bisect.insort(self._units, unit)
+        super().__setitem__(unit, node)
+
+    def __delitem__(self, unit: bytes) -> None:
+        super().__delitem__(unit)
+        del self._units[bisect.bisect_left(self._units, unit)]
+
+    def nearest(self, part: bytes) -> "list[Node]":
+        """At most two nodes; none has more leading bytes in common with ``part``."""
+        place = bisect.bisect_left(self._units, part)
+        return [self[unit] for unit in self._units[max(place - 1, 0) : place + 1]]
+
+
 @dataclasses.dataclass
 class Node:
     """One edge of the tree and what is claimed for its tokens.
@@ -108,7 +136,7 @@ class Node:
     tokens: np.ndarray
     claimed: tuple[np.ndarray, ...]
     content_keys: np.ndarray | None = None
-    children: dict[bytes, "Node"] = dataclasses.field(default_factory=dict)
+    children: Children = dataclasses.field(default_factory=Children)
 
     @property
     def ids(self) -> np.ndarray:

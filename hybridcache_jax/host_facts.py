@@ -1,6 +1,6 @@
 """The facts of one moment, on the host: blocks of the device and places outside it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,6 +12,17 @@ from hybridcache_jax.validate import facts, readable
 
 if TYPE_CHECKING:
     from hybridcache_jax.offload.host_tier import Places
+
+
+class Columns(NamedTuple):
+    """What of a pool's facts decides whether a claim is true, ``[P]`` each."""
+
+    stage: np.ndarray
+    form: np.ndarray
+    epoch: np.ndarray
+    version: np.ndarray
+    provenance: np.ndarray
+    first: np.ndarray
 
 
 class HostFacts:
@@ -31,11 +42,12 @@ class HostFacts:
 
         Args:
           spec: pools, in the order of the others.
-          tables: facts of blocks; see :func:`snapshot`.
+          tables: facts of blocks; each pool's are fetched when it is asked about.
           places: facts of the outer tier, if there is one.
         """
         self._spec = spec
-        self._tables = snapshot(tables)
+        self._tables = tables
+        self._columns: dict[int, Columns] = {}
         self._places = places
 
     def hold(
@@ -54,7 +66,7 @@ class HostFacts:
         claim = self._claim(pool, version, provenance)
         # As NumPy indexes, so that not every column converts them again.
         ids = ids.astype(np.intp)
-        good = readable(self._tables[pool], ids, epochs, first=first, **claim)
+        good = readable(self._facts(pool), ids, epochs, first=first, **claim)
         return bool(good.all())
 
     def reasons(
@@ -79,7 +91,7 @@ class HostFacts:
         Returns:
           ``[N]`` int32 ``codes.Reason``.
         """
-        claim, table = self._claim(pool, version, provenance), self._tables[pool]
+        claim, table = self._claim(pool, version, provenance), self._facts(pool)
         ids = ids.astype(np.intp)
         good = readable(table, ids, epochs, first=first, **claim)
         found = np.zeros(len(ids), np.int32)
@@ -95,6 +107,14 @@ class HostFacts:
                 self._places[pool], place[away], epochs[out], first=first[out], **claim
             )
         return found
+
+    def _facts(self, pool: int) -> Columns:
+        """One pool's facts as NumPy arrays; waits for the last step to finish."""
+        if pool not in self._columns:
+            table = self._tables[pool]
+            columns = (np.asarray(getattr(table, name)) for name in Columns._fields)
+            self._columns[pool] = Columns(*columns)
+        return self._columns[pool]
 
     def _claim(
         self, pool: int, version: np.int32, provenance: Provenance

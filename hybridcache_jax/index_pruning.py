@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hybridcache_jax.claims import Holds, Node, Sizes, join
+from hybridcache_jax.claims import Children, Holds, Node, Sizes, join
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.replay import companions
 from hybridcache_jax.spec import CacheSpec
 
-Children = dict[bytes, Node]
 # Per pool, the last blocks of a path: ids, and which of their claims hold.
 Path = list[tuple[np.ndarray, np.ndarray]]
 

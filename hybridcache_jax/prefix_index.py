@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
-from hybridcache_jax.claims import NOTHING, Claims, Holds, Node, Sizes, join
+from hybridcache_jax.claims import (
+    NOTHING,
+    Children,
+    Claims,
+    Holds,
+    Node,
+    Sizes,
+    join,
+)
 from hybridcache_jax.contents import ContentKeys, Contents
 from hybridcache_jax.index_pruning import Pruning
 from hybridcache_jax.rollout import Key
@@ -34,7 +42,7 @@ class PrefixIndex:
         """
         self._spec, self._grid = spec, spec.grid
         self._sizes = Sizes(spec)
-        self._roots: dict[Key, dict[bytes, Node]] = {}
+        self._roots: dict[Key, Children] = {}
         self._content_keys = ContentKeys(placeholders)
         # While claims are provisional: pool, ids and epochs of each insertion.
         self._inserted: list[tuple[int, np.ndarray, np.ndarray]] | None = None
@@ -85,7 +93,7 @@ class PrefixIndex:
           contents: what some of them stand for.
         """
         ids = self._content_keys.asked(tokens, contents)
-        children = self._roots.get(key, {})
+        children = self._roots.get(key, Children())
         at, path = 0, []
         while True:
             node = children.get(self._unit(ids, at))
@@ -98,9 +106,9 @@ class PrefixIndex:
             if whole < len(node.tokens):
                 return self._claims(path, at, at + same - whole, (node, same))
             children = node.children
-        # No child shares a whole grid unit; the closest one says where they part.
+        # No child shares a whole grid unit; the nearest one says where they part.
         beyond, parted = 0, None
-        for node in children.values():
+        for node in children.nearest(self._unit(ids, at)):
             same = _common(node.ids[: self._grid], ids[at:])
             if parted is None or same > beyond:
                 beyond, parted = same, (node, same)
@@ -137,7 +145,7 @@ class PrefixIndex:
             ),
             None if ids is own else ids,
         )
-        children = self._roots.setdefault(key, {})
+        children = self._roots.setdefault(key, Children())
         at, total, path = 0, len(fresh.tokens), []
         while at < total:
             unit = self._unit(fresh.ids, at)

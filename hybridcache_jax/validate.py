@@ -21,6 +21,7 @@ from hybridcache_jax.spec import CacheSpec, Part, PoolSpec
 from pallas_kernels.contracts import ReadContract
 
 if TYPE_CHECKING:
+    from hybridcache_jax.host_facts import Columns
     from hybridcache_jax.offload.host_tier import Places
     from hybridcache_jax.state import StateTable
 
@@ -104,7 +105,7 @@ def _unusable(spec: CacheSpec, pool: PoolSpec):
 
 
 def facts(
-    table: "StateTable | Places",
+    table: "StateTable | Places | Columns",
     ids: Array,
     epochs: Array,
     *,
@@ -152,7 +153,7 @@ def facts(
 
 
 def readable(
-    table: "StateTable | Places",
+    table: "StateTable | Places | Columns",
     ids: Array,
     epochs: Array,
     *,

@@ -7,6 +7,7 @@ from hybridcache_jax.bench.stored import VERSION, Store, five_groups
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import Form
+from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.matching import make_plan
 from hybridcache_jax.rollout import Key
@@ -51,7 +52,9 @@ def run(
         number for number, pool in enumerate(spec.pools) if pool.form == Form.SWA_WINDOW
     )
 
-    def match(facts):
+    def match(tables):
+        # Facts are fetched anew each time: between two matches a step has run.
+        facts = HostFacts(spec, tables)
         return make_plan(spec, facts, store.index, prompt, key, VERSION, CostModel())
 
     whole, lost = store.facts(), store.facts(lost=windows)

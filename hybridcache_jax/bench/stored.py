@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybridcache_jax.codes import Provenance, Stage
 from hybridcache_jax.entry import Entry, Plane
-from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.layers import (
     Entries,
     IndexKeys,
@@ -41,15 +42,15 @@ class Store:
         )
         self._used = [0] * len(spec.pools)
 
-    def facts(self, lost: tuple[int, ...] = ()) -> HostFacts:
-        """The facts, with all blocks of some pools evicted."""
+    def facts(self, lost: tuple[int, ...] = ()) -> tuple[StateTable, ...]:
+        """The facts as a cache has them, with all blocks of some pools evicted."""
         tables = tuple(
             dataclasses.replace(table, epoch=table.epoch + 1)
             if number in lost
             else table
             for number, table in enumerate(self.tables)
         )
-        return HostFacts(self.spec, tables)
+        return jax.tree.map(jnp.asarray, tables)
 
     def put(self, tokens: np.ndarray) -> None:
         """Stores a prompt; what it shares with an earlier one is not stored again.
@@ -82,7 +83,7 @@ def _sealed(pool: PoolSpec, count: int) -> StateTable:
     def full(value):
         return np.full(count, int(value), np.int32)
 
-    # NumPy leaves, as a snapshot has them.
+    # NumPy leaves, to be written to.
     columns: dict[str, Any] = {
         "stage": full(Stage.SEALED),
         "form": full(pool.form),

@@ -111,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
         "name", choices=_BENCHES, metavar="NAME", help=", ".join(_BENCHES)
     )
     bench.add_argument("--json", action="store_true", help="print one JSON object")
+    bench.add_argument(
+        "--check", action="store_true", help="exit with 1 if a goal is missed"
+    )
     soak = commands.add_parser(
         "soak",
         help="run random operations against a plain oracle",

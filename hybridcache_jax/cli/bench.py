@@ -22,7 +22,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(report.to_dict()))
     else:
         _show(report)
-    return 0
+    missed = [
+        f"goal missed: {line.what}: {line.ratio:.2f} > {line.goal}"
+        for line in report.lines
+        if line.goal is not None and line.ratio > line.goal
+    ]
+    for text in missed if arguments.check else ():
+        notes.print(text)
+    return int(arguments.check and bool(missed))
 
 
 def _show(report: Report) -> None:

@@ -370,6 +370,18 @@ def test_benches_report_measurement_floor_and_ratio(name, capsys):
         assert line["floor"]
 
 
+@pytest.mark.parametrize(("goal", "code"), [(None, 0), (2.0, 0), (1.9, 1)])
+def test_a_goal_that_is_missed_fails_a_check(goal, code, monkeypatch, capsys):
+    from hybridcache_jax.bench import match
+    from hybridcache_jax.bench.measure import Measurement, Report
+
+    line = Measurement("something", 2e-3, "something else", 1e-3, goal)
+    monkeypatch.setattr(match, "run", lambda: Report("match", "made up", (line,)))
+    assert main(["bench", "match"]) == 0
+    assert main(["bench", "match", "--check"]) == code
+    assert ("goal missed: something" in capsys.readouterr().err) == bool(code)
+
+
 def test_the_bench_of_matching_finds_its_own_prefix():
     from hybridcache_jax.bench import match
 
