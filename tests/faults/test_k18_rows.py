@@ -11,7 +11,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax import Status, Verdict
+from hybridcache_jax import Form, Status, Verdict
 
 DIGITS = st.integers(1, 9)
 
@@ -147,6 +147,61 @@ def test_b71_a_row_shows_nothing_of_its_last_occupant(stored):
     want = toy.cold(session.model, toy.P[:9]).reads
     toy.assert_same_reads(reads[:, -1], want[:, 8])
     session.check(lease, toy.P[:9])
+
+
+# S <- (2 S + t) mod 1000 is 999 after these.
+ENDS_IN_999 = (1, 1, 1, 9, 8, 9, 9, 9, 9)
+
+
+def state_of(session, lease):
+    return session.state(lease).parts[0, "state"].planes["s"].item()
+
+
+def slot_of(session, lease):
+    """Block of the state that a row goes on from: its columns are a ring."""
+    model = session.model
+    ids = session.cache.rows.blocks[model.pool_of(0, "state")][lease.row]
+    last = (session.length(lease) - 1) // model.block(0, "state")
+    return int(ids[last % len(ids)])
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_b71_a_state_slot_shows_nothing_of_its_last_occupant(stored):
+    """A slot held 999 of another request: the snapshot 678 goes first, then 361."""
+    session = toy.Session(toy.model((toy.STATE, toy.FULL)))
+    if stored:
+        session.store(toy.P[:8])
+    before = session.admit(ENDS_IN_999)
+    session.feed(before, ENDS_IN_999)
+    assert state_of(session, before) == 999
+    row, slot = before.row, slot_of(session, before)
+    session.release(before, publish=False)
+
+    lease = session.admit(toy.P[:9])
+    assert lease.row == row
+    if stored:
+        assert (lease.plan.verdict, lease.plan.length) == (Verdict.RESUMABLE, 8)
+        assert state_of(session, lease) == 678
+    else:
+        assert lease.plan.verdict == Verdict.NEEDS_FULL_RECOMPUTE
+        session.feed(lease, toy.P[:8])
+    written = [slot_of(session, lease)]
+    session.feed(lease, toy.P[8:9])
+    written.append(slot_of(session, lease))
+    # The very slot, handed out again: for position 8, or for the run before it.
+    assert written[stored] == slot
+    assert state_of(session, lease) == 361
+    session.check(lease, toy.P[:9])
+
+
+def test_b71_without_its_snapshot_a_hit_does_not_resume():
+    session = toy.Session(toy.model((toy.STATE, toy.FULL)))
+    session.store(toy.P[:8])
+    session.evict(Form.RECURRENT_STATE)
+    plan = session.match(toy.P[:9])
+    assert (plan.claimed_length, plan.history_length) == (8, 8)
+    assert plan.verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    assert session.answer(toy.P[:9]).start == 0
 
 
 @pytest.mark.kind("K18")

@@ -29,22 +29,25 @@ def used_slots(cache, *, behind: bool):
     """
     kinds = {}
     for layer, kind in enumerate(cache.plan.spec.layers):
-        pool, _ = toy.pool_of(cache.plan.spec, layer)
-        kinds[pool] = kind.local
+        if kind.local:
+            pool, _ = toy.pool_of(cache.plan.spec, layer)
+            kinds[pool] = kind.local
     lengths = np.asarray(cache.rows.length)
     since = np.asarray(cache.rows.since)
     used = []
     for index, pool in enumerate(cache.plan.spec.pools):
-        table, size = cache.tables[index], pool.block_tokens
-        mask = np.zeros((table.stage.shape[0], size), bool)
+        table, ratio = cache.tables[index], pool.entry_tokens
+        mask = np.zeros((table.stage.shape[0], pool.block_entries), bool)
         mask[np.asarray(table.kept)] = True
         first = np.asarray(table.first)
         for row in np.flatnonzero(np.asarray(cache.rows.live)):
             ids = np.asarray(cache.rows.blocks[index][row])
             ids = ids[ids < len(mask)]
-            positions = first[ids][:, None] + np.arange(size)
-            seen = (positions < lengths[row]) & (positions >= since[row, index])
-            if kinds[index] is not None and not behind:
+            positions = first[ids][:, None] + np.arange(pool.block_entries) * ratio
+            # An entry is there once all that it stands for was run.
+            seen = positions + ratio <= lengths[row]
+            seen &= positions >= since[row, index]
+            if index in kinds and not behind:
                 start = _first(kinds[index], int(lengths[row]))
                 seen &= positions >= start
             mask[ids] |= seen
@@ -161,7 +164,16 @@ def test_records_do_not_depend_on_unused_slots(data, poison):
 
 
 @pytest.mark.parametrize("poison", ["nan", "huge"])
-@pytest.mark.parametrize("build", [toy.only_full, toy.mixed])
+@pytest.mark.parametrize(
+    "build",
+    [
+        toy.only_full,
+        toy.mixed,
+        # Compressed entries, their tails, and index keys of every sort.
+        pytest.param(toy.csa, marks=pytest.mark.slow),
+        pytest.param(toy.sparse, marks=pytest.mark.slow),
+    ],
+)
 def test_b82_nan_in_unused_slots_of_a_page(poison, build):
     """Page 4, length 13: reads are finite and equal to the zero-filled case."""
     model = build()
