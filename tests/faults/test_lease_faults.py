@@ -111,6 +111,8 @@ def test_a_ticket_is_good_until_it_is_given_back(tokens, publish, again):
     old = session.admit(tokens)
     session.feed(old, tokens[old.plan.start :])
     session.release(old, publish=publish)
+    # The row itself says that it is void, whether or not it was handed out again.
+    assert session.cache.rows.ticket[old.row] != old.ticket
     new = session.admit(tokens) if again else None
     before, stored = session.cache, session.prefixes.stored_tokens
 

@@ -315,6 +315,26 @@ def test_what_a_hit_lacked_is_counted_by_form():
     assert value(registry, "misses_total", reason="NOT_STORED") == 1
 
 
+def test_the_gap_is_measured_from_the_history_that_is_left():
+    """Of 12 claimed tokens the history reaches 8, the narrow window 4."""
+    session, registry = counted(toy.three_forms)
+    session.store(PROMPTS[0], (4,), each=True)
+    for layer, block in ((0, 2), (1, 7)):
+        session.lose(layer, block, PROMPTS[0])
+    looks, before = observed(registry, "history_gap_tokens")
+    plan = session.match(PROMPTS[0])
+    assert (plan.claimed_length, plan.history_length) == (12, 8)
+    ready = [way for way in plan.alternatives if way.verdict == Verdict.RESUMABLE]
+    assert [way.length for way in ready] == [4]
+    assert observed(registry, "history_gap_tokens") == (looks + 1, before + 8 - 4)
+    # Once the history ends at 4 as well there is no gap.
+    session.lose(0, 1, PROMPTS[0])
+    looks, before = observed(registry, "history_gap_tokens")
+    plan = session.match(PROMPTS[0])
+    assert (plan.claimed_length, plan.history_length) == (12, 4)
+    assert observed(registry, "history_gap_tokens") == (looks + 1, before)
+
+
 def test_dead_weight_is_told_from_what_was_chosen():
     session, registry = counted(toy.three_forms)
     session.store(PROMPTS[0])
