@@ -3,6 +3,10 @@
 A kind is tested by a property test that carries ``@pytest.mark.kind("K06")``, a
 scenario by tests named after it, as ``test_b27_...``.  What a kind or scenario says of
 outer tiers is tested by tests that also carry ``@pytest.mark.outer_tier("B41")``.
+
+There is no store on disk: the one outer tier is host memory, and what these tests say
+of it is not said of files.  ``ON_DISK`` lists what speaks of files, ``NO_DISK_TEST``
+what a store must be tested for anew, by tests marked ``@pytest.mark.on_disk("B52")``.
 """
 
 import ast
@@ -11,6 +15,8 @@ import pathlib
 import re
 
 import pytest
+
+import hybridcache_jax
 
 KINDS = {
     "K01": "exact-length hits and replay of the last token",
@@ -51,9 +57,23 @@ OUTER = (
     *("B41", "B44", "B48", "B52", "B53", "B58", "B61", "B91"),
 )
 
+# What these say of files, processes and crashes needs tests of a store on disk.
+ON_DISK = ("K13", "K14", "B52", "B53", "B87", "B91", "B95")
+
 # Not yet tested, and why.  An entry that has become untrue fails.
 NO_TEST: dict[str, str] = {}
 NO_OUTER_TEST: dict[str, str] = {}
+NO_DISK_TEST = {
+    "K13": "no write, rename or close can be cut: host memory is written by one copy",
+    "K14": "no file can be truncated, and none has a size that bounds an allocation",
+    "B52": "nothing outlives the process, so no index can be older than its payload",
+    "B53": "there are no temporary names: two writers share one host's claims",
+    "B87": "there are no access times beside the payload that could be missing",
+    "B91": "no new process finds what another one saved",
+    "B95": "there are no names, so none that does not exist",
+}
+# Outer tiers of the package: classes that both store and read blocks.
+TIERS = {"HostTier", "FaultyTier"}
 
 
 def decorators(function):
@@ -66,8 +86,8 @@ def decorators(function):
 
 
 def inventory():
-    """Ids to names of tests: property tests, scenario tests, tests of outer tiers."""
-    kinds, scenarios, outer = (collections.defaultdict(list) for _ in range(3))
+    """Ids to names of tests: of kinds, of scenarios, of outer tiers, of disks."""
+    kinds, scenarios, outer, disk = (collections.defaultdict(list) for _ in range(4))
     for path in sorted(pathlib.Path(__file__).parents[1].rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef):
@@ -83,14 +103,14 @@ def inventory():
                 if name == "kind":
                     assert "given" in names, f"{where} is no property test"
                     kinds[ids[0]].append(where)
-                if name == "outer_tier":
+                if name in ("outer_tier", "on_disk"):
                     mine = [scenario[1].upper()] if scenario else []
                     mine += [ids[0] for name, ids in found if name == "kind"]
                     assert ids[0] in mine, f"{where} is no test of {ids[0]}"
-                    outer[ids[0]].append(where)
+                    (outer if name == "outer_tier" else disk)[ids[0]].append(where)
             if "kind" in names or scenario:
                 assert not names & {"skip", "skipif", "xfail"}, where
-    return kinds, scenarios, outer
+    return kinds, scenarios, outer, disk
 
 
 FOUND = inventory()
@@ -98,7 +118,7 @@ FOUND = inventory()
 
 @pytest.mark.parametrize("name", [*KINDS, *SCENARIOS])
 def test_it_has_a_test_or_is_listed(name):
-    kinds, scenarios, _ = FOUND
+    kinds, scenarios, *_ = FOUND
     tests = (kinds if name in KINDS else scenarios)[name]
     assert bool(tests) != (name in NO_TEST), (tests, NO_TEST.get(name))
 
@@ -109,12 +129,31 @@ def test_what_it_says_of_outer_tiers_has_a_test_or_is_listed(name):
     assert bool(tests) != (name in NO_OUTER_TEST), (tests, NO_OUTER_TEST.get(name))
 
 
+@pytest.mark.parametrize("name", ON_DISK)
+def test_what_it_says_of_disks_has_a_test_or_is_listed(name):
+    tests = FOUND[3][name]
+    assert bool(tests) != (name in NO_DISK_TEST), (tests, NO_DISK_TEST.get(name))
+
+
+def test_a_store_on_disk_is_not_there_unless_it_is_tested():
+    """Whoever adds an outer tier meets the list of what it must be tested for."""
+    found = set()
+    for path in pathlib.Path(hybridcache_jax.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                names = {getattr(item, "name", "") for item in node.body}
+                found |= {node.name} if {"store", "read"} <= names else set()
+    assert found == TIERS or not NO_DISK_TEST, (found - TIERS, NO_DISK_TEST)
+
+
 def test_every_id_is_one_that_exists():
-    kinds, scenarios, outer = (set(found) for found in FOUND)
+    kinds, scenarios, outer, disk = (set(found) for found in FOUND)
     assert len(KINDS) == 25
     assert len(SCENARIOS) == len(set(SCENARIOS)) == 35
     assert kinds <= set(KINDS)
     assert scenarios <= set(SCENARIOS)
     assert outer <= set(OUTER)
+    assert disk <= set(ON_DISK)
     assert set(NO_TEST) <= {*KINDS, *SCENARIOS}
     assert set(NO_OUTER_TEST) <= set(OUTER)
+    assert set(NO_DISK_TEST) <= set(ON_DISK)

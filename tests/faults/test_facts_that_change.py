@@ -145,6 +145,7 @@ def test_an_answer_is_right_or_refused_whatever_changes(build, name, moment):
     assert refused < len(blocks)
 
 
+@pytest.mark.kind("K05")
 @settings(max_examples=20)
 @given(
     pick=st.integers(0, 99),
