@@ -100,6 +100,8 @@ class Children(dict[bytes, "Node"]):
     Changed by item only.
     """
 
+    __slots__ = ("_units",)
+
     def __init__(self):
         """None."""
         super().__init__()
@@ -120,7 +122,7 @@ class Children(dict[bytes, "Node"]):
         return [self[unit] for unit in self._units[max(place - 1, 0) : place + 1]]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class Node:
     """One edge of the tree and what is claimed for its tokens.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
+from hybridcache_jax.capacity import node_bytes
 from hybridcache_jax.claims import (
     NOTHING,
     Children,
@@ -54,10 +55,9 @@ class PrefixIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of token ids, claims and keys; Python's own overhead not counted."""
-        return sum(
-            node.nbytes + self._grid * node.tokens.itemsize for node in self._nodes()
-        )
+        """Bytes of token ids, claims and keys, and most that the nodes take besides."""
+        own = node_bytes(self._spec)
+        return sum(node.nbytes + own for node in self._nodes())
 
     def stored_keys(self) -> tuple[Key, ...]:
         """Keys under which something is claimed."""

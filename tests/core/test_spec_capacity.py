@@ -529,7 +529,9 @@ def index_bytes(made: CapacityPlan) -> int:
         if pool.form != Form.SWA_WINDOW
     )
     claims = sum(tokens // pool.block_tokens for pool in made.spec.pools)
-    return 8 * claims + 4 * tokens
+    sizes = {pool.block_tokens for pool in made.spec.pools}
+    node = 512 + 192 * len(sizes) + 4 * made.spec.grid
+    return 8 * claims + 8 * tokens + tokens // made.spec.grid * node
 
 
 def device_bytes(made: CapacityPlan) -> int:
@@ -566,7 +568,7 @@ def test_a_plan_counts_what_blocks_are_copied_through():
 
 @settings(max_examples=60)
 @given(
-    budget=st.integers(20_000, 400_000),
+    budget=st.integers(30_000, 400_000),
     sequences=st.integers(1, 6),
     length=st.integers(1, 80),
     chunk=st.integers(1, 100),

@@ -87,8 +87,7 @@ def test_a_tier_has_places_for_what_can_be_kept(policy, windows):
     )
     sizes = {pool.form: pool.block_bytes + 48 for pool in plan.spec.pools}
     budget = windows * sizes[Form.SWA_WINDOW] + 30 * sizes[Form.FULL_KV]
-    # The index: an int32 per token, two per block of either pool, held or not.
-    budget += 4 * (120 + 2 * 2 * 30)
+    budget += plan.index_bytes(120)
     for more, blocks in ((0, 30), (-1, 29)):
         tier = hc.HostTier(plan, budget=budget + more)
         places = zip(plan.spec.pools, tier.places, strict=True)

@@ -48,16 +48,13 @@ class Tiered(toy.Session):
 def grids(some, count):
     """Bytes of a tier for so many grid units of every form, and not for one more.
 
-    Per block 48 bytes of facts and 8 of its claim, and 4 of each token.
+    Per block 48 bytes of facts; and what the index keeps of them.
     """
-    return (
-        count
-        * sum(
-            (pool.block_bytes + 56) * (some.grid // pool.block_tokens)
-            for pool in some.plan.spec.pools
-        )
-        + 4 * some.grid * count
+    blocks = sum(
+        (pool.block_bytes + 48) * (some.grid // pool.block_tokens)
+        for pool in some.plan.spec.pools
     )
+    return count * blocks + some.plan.index_bytes(count * some.grid)
 
 
 def only_full(**options):
