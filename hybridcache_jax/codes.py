@@ -7,7 +7,9 @@ class Stage(enum.IntEnum):
     """Where a block is in its life.
 
     ``FREE -> WRITING -> SEALED -> (OFFLOADING -> ON_DISK -> LOADING -> SEALED) ->
-    EVICTING -> FREE``; ``QUARANTINED`` holds what failed verification.
+    EVICTING -> FREE``; ``QUARANTINED`` holds what failed verification.  Blocks are
+    copied out while they are ``EVICTING``, and a load is one update: ``OFFLOADING`` and
+    ``LOADING`` are for tiers that take longer, and outlast no call today.
     """
 
     FREE = 0

@@ -118,7 +118,7 @@ def forget(table: StateTable, claimed: jax.Array) -> StateTable:
 
     Args:
       table: facts of the pool.
-      claimed: ``[P]`` bool, blocks that a claim names.
+      claimed: ``[P]`` bool, blocks that a claim of use names.
     """
     dead = table.kept & ~claimed
     gone = dead & (table.stage == Stage.SEALED) & (table.pins == 0)
@@ -129,8 +129,8 @@ def forget(table: StateTable, claimed: jax.Array) -> StateTable:
 def quarantine(table: StateTable, ids: jax.Array) -> StateTable:
     """Takes blocks that failed a check out of every reader's sight, for good.
 
-    Rows that have them pinned become stale with their next step.  :func:`discard`
-    frees them once nobody has.
+    Rows that have them pinned, as whoever compared them has, become stale with their
+    next step.  A block becomes free when the last of them lets go.
 
     Args:
       table: facts of the pool.
@@ -144,9 +144,3 @@ def quarantine(table: StateTable, ids: jax.Array) -> StateTable:
         stage=put(table.stage, ids, Stage.QUARANTINED),
         kept=put(table.kept, ids, False),
     )
-
-
-def discard(table: StateTable) -> StateTable:
-    """Frees the blocks in quarantine that nobody has pinned."""
-    gone = (table.stage == Stage.QUARANTINED) & (table.pins == 0)
-    return free(table, jnp.flatnonzero(gone, size=gone.size, fill_value=gone.size))

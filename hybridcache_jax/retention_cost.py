@@ -32,7 +32,7 @@ class PoolCost:
 
     Attributes:
       pool: its name.
-      policy: at which resume points it is stored: where all bounded forms are kept.
+      policy: at which resume points it is stored: where those beside it are kept.
       point_bytes: most bytes that one retained point holds.
       bytes_per_1000_tokens: bytes that 1,000 stored tokens keep, neighbouring points
         sharing blocks.

@@ -350,11 +350,12 @@ class Outer:
                 del staged[key]
 
     def forget(self, pool: int, claimed: np.ndarray) -> None:
-        """Drops places that no claim names any more.
+        """Drops places that no claim of use names any more.
 
         Args:
           pool: index of the pool.
-          claimed: ``[n]`` int32 ids of blocks and places of which a claim is true.
+          claimed: ``[n]`` int32 ids of blocks and places of which a claim is true and
+            of use.
         """
         places = self._places(pool, claimed)
         named = np.zeros(len(self.tier.places[pool].stage), bool)

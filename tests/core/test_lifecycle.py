@@ -37,7 +37,6 @@ finish = jax.jit(eviction.finish)
 recover = jax.jit(eviction.recover)
 forget = jax.jit(eviction.forget)
 quarantine = jax.jit(eviction.quarantine)
-discard = jax.jit(eviction.discard)
 account = jax.jit(lifecycle.account)
 
 
@@ -163,7 +162,6 @@ STEPS = st.lists(
                 "recover",
                 "forget",
                 "quarantine",
-                "discard",
             ]
         ),
         NUMBERS,
@@ -281,16 +279,11 @@ def step(table, model, name, numbers, amount):
                 if block.evictable:
                     block.free()
                 block.kept = False
-    elif name == "quarantine":
+    else:
         table = quarantine(table, vector(numbers, amount))
         for number in numbers:
             if blocks[number].stage in (Stage.SEALED, Stage.LOADING):
                 blocks[number].stage, blocks[number].kept = Stage.QUARANTINED, False
-    else:
-        table = discard(table)
-        for block in blocks:
-            if block.stage == Stage.QUARANTINED and block.pins == 0:
-                block.free()
     return table
 
 
