@@ -102,8 +102,8 @@ def solve(
     """Finds the cheapest proved way to resume.
 
     Of ways that cost the same, those that load nothing come first, then those that
-    replay nothing, then the point that stands last in ``points``, then what keeps the
-    fewest pools.
+    replay nothing, then the point that stands last in ``points``, then the base of the
+    fewest pools, whether or not each has something to keep at the start.
 
     Args:
       spec: pools and layers.

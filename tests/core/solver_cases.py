@@ -287,10 +287,21 @@ def check_choice(case, solution):
     assert chosen in wanted, (chosen, wanted)
     if not any(way.start in way.loads[n] for way in best for n in states(case)):
         # Of equals the deepest point, but for checkpoints that must be loaded; of
-        # those, the one that keeps the fewest pools.
+        # those, the one with the fewest pools in its base.
         assert chosen[1] == max(way[1] for way in wanted)
-        rivals = [way for way in wanted if way[1] == chosen[1]]
-        assert len(chosen[-1]) == min(len(way[-1]) for way in rivals)
+        rivals = [way for way in best if way.point == chosen[1]]
+        fewest = min(len(base) for way in rivals for base in bases_of(case, way))
+        assert len(bases(case.spec)[int(solution.base)]) == fewest
+
+
+def bases_of(case, way):
+    """The bases by which a way keeps just what it keeps; empty for no replay."""
+    if way.start == way.point:
+        return ((),)
+    known = bases(case.spec)
+    return [
+        base for n, base in enumerate(known) if kept_by(case, way.start, n) == way.kept
+    ]
 
 
 def states(case):
