@@ -218,7 +218,6 @@ OUTSIDE = {
     "sgl-file-03": "a file cache with a policy of its own; bytes, not prefixes",
     "trt-grp-03": "serving blocks to another machine",
     "trt1-03": "priorities that a request gives its blocks, with a wall-clock life",
-    "e2e-01": "outputs of a model cold and resumed; the tests of models compare those",
 }
 
 

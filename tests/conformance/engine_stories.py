@@ -276,6 +276,29 @@ def reset_while_live(scenario: dict):
     yield "m", "hit", 0, hit(host.look_up(row.tokens))
 
 
+def cold_and_resumed(scenario: dict):
+    """A prompt cold, stored, and resumed: what is reused and run add up to it.
+
+    What a model answers cold and resumed is compared by the tests of models.
+    """
+    host = Host(plan(scenario["groups"], length=256, chunk=64))
+    prompt, cached, sums = list(range(200)), {}, []
+    for step in scenario["steps"]:
+        reuse, row = step["cache"] == "on", Sequence(prompt)
+        host.open(row, host.match(prompt) if reuse else None)
+        assert row.lease is not None
+        cached[step["as"]] = row.lease.plan.start
+        # What is run is read off the row: it ends where it would end cold.
+        before = int(host.cache.rows.length[row.lease.row])
+        assert host.run(row, len(prompt), publish=reuse)
+        processed = int(host.cache.rows.length[row.lease.row]) - before
+        sums.append(row.lease.plan.start + processed)
+        host.close(row, publish=reuse)
+    assert cached["cold"] == cached["warm1"] == 0
+    yield "warm2", "cached_gt", True, cached["warm2"] > 0
+    yield "always", "cached_plus_processed", [len(prompt)] * 3, sums
+
+
 STORIES = {
     "sgl-swa-03": window_pinned_by_a_lock,
     "sgl-swa-05": frontier_sweep,
@@ -289,6 +312,7 @@ STORIES = {
     "lcp-frag-01": fragmented_pool,
     "lmc-fold-01": fold_of_masks,
     "idx-03": slot_reused_before_use,
+    "e2e-01": cold_and_resumed,
     "e2e-03": conservation,
     "iss-ckpt-01": checkpoint_behind_what_is_shared,
     "iss-unit-01": state_of_its_own_size,
