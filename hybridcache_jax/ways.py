@@ -12,7 +12,7 @@ import numpy as np
 from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
-from hybridcache_jax.replay import bases
+from hybridcache_jax.replay import Base, bases, is_recurrent, latest_start, usable
 from hybridcache_jax.resume import Solution
 from hybridcache_jax.spec import CacheSpec
 
@@ -52,18 +52,32 @@ def kept_pools(spec: CacheSpec, base: int, length: int, start: int) -> tuple[int
       start: first position to run.
 
     Returns:
-      Those of them of which anything is required there, checkpoints included; none
-      where nothing is replayed.
+      Those of them of which anything is required there and which the replay cannot do
+      without, checkpoints included; none where nothing is replayed.
     """
     if start >= length:
         return ()
+    most = bases(spec)[base]
+    least = next(
+        some for some in bases(spec) if _enough(spec, some, most, length, start)
+    )
     kept = []
     for number, pool in enumerate(spec.pools):
         lo, hi = required(pool.form, pool.geometry, start)
-        wanted = RULES[pool.form].exact or number in bases(spec)[base]
-        if wanted and lo < hi:
+        if (RULES[pool.form].exact or number in least) and lo < hi:
             kept.append(number)
     return tuple(kept)
+
+
+def _enough(spec: CacheSpec, some: Base, most: Base, length: int, start: int) -> bool:
+    """Whether a replay that keeps these is exact; ``most`` are known to be enough."""
+    if some == most:
+        return True
+    if not set(some) < set(most):
+        return False
+    points, starts = np.array([length], np.int32), np.array([start], np.int32)
+    early = latest_start(spec, points, some) >= start
+    return bool(early and (not is_recurrent(spec) or usable(spec, starts, some)))
 
 
 def blocks_to_load(

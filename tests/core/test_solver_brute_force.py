@@ -367,12 +367,10 @@ def check_plan(spec, rng):
     assert got in wanted
     assert all(blocks.dtype == np.int32 for blocks in plan.loads)
     # Every alternative is proved, is priced right, and is no cheaper.
-    proved = {(way.verdict, way.point, way.start): way for way in ways}
+    proved = {(way.verdict, way.point, way.start, way.kept): way for way in ways}
     assert plan.alternatives[0].verdict == plan.verdict
     for other in plan.alternatives:
-        way = proved[other.verdict.name, other.length, other.start]
-        # Only of the plan itself it is said that it keeps no more than need be.
-        assert {*way.kept} <= {*other.kept}
+        way = proved[other.verdict.name, other.length, other.start, other.kept]
         assert other.bytes_to_load == way.nbytes(prompt.pools)
         assert other.seconds == float(way.cost(prompt.pools, num_tokens, *rates))
         assert other.tokens_to_run == num_tokens - other.start
