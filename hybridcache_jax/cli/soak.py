@@ -48,9 +48,11 @@ def _show(name: str, report: SoakReport) -> None:
         f"in {report.episodes} episodes of seed {report.seed}; {rate:.0f} operations "
         "per second"
     )
-    for what, numbers in (("plans", report.verdicts), ("done", report.counts)):
+    plans = {**report.verdicts, "from kept pools": report.origins}
+    shown = (("plans", plans), ("loads", report.loads), ("done", report.counts))
+    for what, numbers in shown:
         parts = (f"{key} {count:,}" for key, count in sorted(numbers.items()))
-        console.print(f"  {what}: {', '.join(parts)}")
+        console.print(f"  {what}: {', '.join(parts) or 'none'}")
     failure = report.failure
     if failure is None:
         console.print("  no difference from the oracle")

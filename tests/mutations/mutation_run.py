@@ -1,4 +1,4 @@
-"""Applies a mutation to a copy of the repository and runs its tests there."""
+"""Applies a mutation to a copy of the repository and looks whether it is found."""
 
 import contextlib
 import dataclasses
@@ -8,13 +8,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _COPIED = ("hybridcache_jax", "pallas_kernels", "tests", "pyproject.toml")
 _FAILED = 1  # pytest's exit code for tests that ran and failed
 _LIMIT = 1800.0  # seconds
+_MACHINE_LIMIT = 600.0  # seconds
+_DIFFERS = 3  # exit code of machine_soak.py for a difference
+
+OPERATIONS = 2000
+"""Of the machine, unless it is told another number."""
+
+SEED = 1
+"""Of the machine, unless it is told another one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,45 +83,81 @@ def copied() -> Iterator[Path]:
         yield root
 
 
-def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Runs tests of a copy until one fails: pytest's exit code, and its output."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header"]
-    command += ["-p", "no:cacheprovider", "--rootdir", str(root), "--tb=line"]
-    command += ["--hypothesis-profile=unshrunk", *tests]
+def run_python(root: Path, arguments: Sequence[str], limit: float) -> tuple[int, str]:
+    """Runs Python in a copy: its exit code, and its output."""
     paths = [str(root), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     # Most of the time is XLA's.
     environment.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     done = subprocess.run(
-        command,
+        [sys.executable, *arguments],
         cwd=root,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=_LIMIT,
+        timeout=limit,
     )
     return done.returncode, done.stdout
 
 
-def try_one(mutation) -> Outcome:
-    """Applies one mutation to a fresh copy and runs its tests."""
+def run_tests(root: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Runs tests of a copy until one fails: pytest's exit code, and its output."""
+    command = ["-m", "pytest", "-q", "-x", "--no-header"]
+    command += ["-p", "no:cacheprovider", "--rootdir", str(root), "--tb=line"]
+    command += ["--hypothesis-profile=unshrunk", *tests]
+    return run_python(root, command, _LIMIT)
+
+
+def planted(mutation, check: Callable[[Path], tuple[str, str]]) -> Outcome:
+    """Applies one mutation to a fresh copy and looks whether it is found there.
+
+    Args:
+      mutation: the mistake.
+      check: given the copy, says what became of it and why.
+    """
     begin = time.perf_counter()
-
-    def outcome(verdict: str, detail: str) -> Outcome:
-        return Outcome(mutation.name, verdict, detail, time.perf_counter() - begin)
-
     with copied() as root:
         try:
             apply(mutation, root)
-            code, output = run_tests(root, mutation.tests)
+            verdict, detail = check(root)
         except ValueError as error:
-            return outcome("broken", str(error))
+            verdict, detail = "broken", str(error)
         except subprocess.TimeoutExpired:
-            return outcome("caught", "the tests hang")
-    failures = [line for line in output.splitlines() if line.startswith("FAILED")]
-    if code == _FAILED and failures:
-        return outcome("caught", failures[0].removeprefix("FAILED ")[:200])
-    if code == 0:
-        return outcome("survived", f"{', '.join(mutation.tests)} passed")
-    return outcome("broken", f"pytest ended with {code}: {output[-300:]}")
+            verdict, detail = "caught", "it hangs"
+    return Outcome(mutation.name, verdict, detail, time.perf_counter() - begin)
+
+
+def try_one(mutation) -> Outcome:
+    """Applies one mutation to a fresh copy and runs its tests."""
+
+    def check(root: Path) -> tuple[str, str]:
+        code, output = run_tests(root, mutation.tests)
+        failures = [line for line in output.splitlines() if line.startswith("FAILED")]
+        if code == _FAILED and failures:
+            return "caught", failures[0].removeprefix("FAILED ")[:200]
+        if code == 0:
+            return "survived", f"{', '.join(mutation.tests)} passed"
+        return "broken", f"pytest ended with {code}: {output[-300:]}"
+
+    return planted(mutation, check)
+
+
+def try_in_machine(mutation, count: int = OPERATIONS, seed: int = SEED) -> Outcome:
+    """Applies one mutation to a fresh copy and runs the machine there."""
+
+    def check(root: Path) -> tuple[str, str]:
+        code, output = run_machine(root, count, seed)
+        if code == _DIFFERS:
+            return "caught", output.strip().splitlines()[-1][:200]
+        if code == 0:
+            return "survived", f"{count} operations of seed {seed} found no difference"
+        return "broken", f"the run ended with {code}: {output[-300:]}"
+
+    return planted(mutation, check)
+
+
+def run_machine(root: Path, count: int, seed: int) -> tuple[int, str]:
+    """Runs the machine of a copy: 0 if nothing differed, and its output."""
+    command = ["tests/mutations/machine_soak.py", str(count), str(seed)]
+    return run_python(root, command, _MACHINE_LIMIT)

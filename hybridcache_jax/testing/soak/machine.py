@@ -87,6 +87,10 @@ class Machine:
       mismatches: shadow runs that differed.
       counts: operations by name, without those that found nothing to do.
       verdicts: plans by verdict.
+      origins: plans of a replay that goes on from pools that were kept.
+      loaded: what became of loads, once per poll: by stage how they ended,
+        ``REGISTERED`` if they came; ``ROOM`` for one that waits for free blocks,
+        ``LATE`` for one that waits for what is still on its way.
       tokens: tokens run.
     """
 
@@ -121,7 +125,8 @@ class Machine:
             )
         self.counts: collections.Counter = collections.Counter()
         self.verdicts: collections.Counter = collections.Counter()
-        self.tokens = 0
+        self.loaded: collections.Counter = collections.Counter()
+        self.tokens = self.origins = 0
         self.registry = MemoryRegistry()
         self.prefixes = PrefixCache(
             model.plan,
@@ -261,13 +266,28 @@ class Machine:
         if holder.row.exact:
             holder.script[length:] = self.streams[a % _STREAMS][length:]
 
-    def prompt(self, a: int, b: int, c: int) -> tuple[list[int], list[int]]:
-        """What a row would run for good, and the part of it that is a prompt."""
-        script = list(self.streams[a % 4 % _STREAMS])
+    def prompt(
+        self, a: int, b: int, c: int, stored: Sequence[Sequence[int]] = ()
+    ) -> tuple[list[int], list[int]]:
+        """What a row would run for good, and the part of it that is a prompt.
+
+        Args:
+          a: which tokens.
+          b: how many of them.
+          c: where they go another way.
+          stored: what to begin with, one of these; without them any tokens will do.
+        """
+        script, longest = list(self.streams[a % 4 % _STREAMS]), self.model.max_length
+        if stored:
+            found = stored[a // 4 % len(stored)]
+            # Rarely less than all of it: the last token is run in any case.
+            cut = len(found) if c % 4 else c // 4 % len(found)
+            script[:cut] = found[:cut]
+            return script, script[: min(longest, cut + 1 + b % 4)]
         if c % 2:
-            cut = c // 2 % self.model.max_length
+            cut = c // 2 % longest
             script[cut:] = self.streams[a // 4 % _STREAMS][cut:]
-        return script, script[: b % (self.model.max_length + 1)]
+        return script, script[: b % (longest + 1)]
 
     def learn(self, holder: Holder) -> None:
         """Reads which places a row's new blocks were handed."""

@@ -1,8 +1,8 @@
 """Long runs of random operations; a failing one is made short enough to read.
 
-A run is cut into episodes, each from an empty cache: by turns without an outer tier,
-with a tight one and with a roomy one.  The operations of an episode follow from the
-run's seed and the episode's number alone.
+A run is cut into episodes, each from an empty cache: by turns with an outer tier that
+has some room, without one, with a roomy one and with a tight one.  The operations of an
+episode follow from the run's seed and the episode's number alone.
 """
 
 import collections
@@ -18,7 +18,7 @@ from hybridcache_jax.testing.toy import Model
 
 _LARGEST = 2**16
 
-TIERS = (0, 4, 24)
+TIERS = (12, 0, 48, 4)
 """Grid units of every form in the outer tier, by turns."""
 
 
@@ -49,6 +49,10 @@ class SoakReport:
       episodes: episodes begun.
       counts: operations by name, without those that found nothing to do.
       verdicts: plans by verdict.
+      origins: plans of a replay that goes on from pools that were kept.
+      loads: what became of loads, once per poll: by stage how they ended,
+        ``REGISTERED`` if they came; ``ROOM`` for one that waits for free blocks,
+        ``LATE`` for one that waits for what is still on its way.
       tokens: tokens run.
       seconds: wall time.
       failure: the first one, or None.
@@ -59,6 +63,8 @@ class SoakReport:
     episodes: int
     counts: dict[str, int]
     verdicts: dict[str, int]
+    origins: int
+    loads: dict[str, int]
     tokens: int
     seconds: float
     failure: Failure | None
@@ -116,13 +122,16 @@ def soak(
         raise ValueError(f"episode_length must be >= 1, got {episode_length}.")
     counts: collections.Counter = collections.Counter()
     verdicts: collections.Counter = collections.Counter()
-    begin, tokens, episode, failure = time.perf_counter(), 0, 0, None
+    loads: collections.Counter = collections.Counter()
+    begin, tokens, origins, episode, failure = time.perf_counter(), 0, 0, 0, None
     while counts.total() < count and failure is None:
         drawn = operations(seed, episode, episode_length)
         tier = TIERS[episode % len(TIERS)]
         machine, message, done = _play(model, drawn, tier, count - counts.total())
         counts += machine.counts
         verdicts += machine.verdicts
+        loads += machine.loaded
+        origins += machine.origins
         tokens += machine.tokens
         if message:
             short = shrink(model, drawn[:done], tier)
@@ -136,6 +145,8 @@ def soak(
         episodes=episode,
         counts=dict(counts),
         verdicts=dict(verdicts),
+        origins=origins,
+        loads=dict(loads),
         tokens=tokens,
         seconds=time.perf_counter() - begin,
         failure=failure,

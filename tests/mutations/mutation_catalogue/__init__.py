@@ -31,3 +31,6 @@ MUTATIONS = (
     *SHADOW,
     *TIERS,
 )
+
+MACHINE: tuple[str, ...] = ()
+"""Names of those that random operations find, without any test for them."""

@@ -4,7 +4,7 @@ An operation is a function of the machine and three numbers.  It does one thing 
 library and to the oracle, compares what both say of it, and tells whether there was
 anything to do.
 
-``serving``    match, admit, step, publish, renew, release
+``serving``    match, admit, serve, step, publish, renew, release
 ``sequences``  fork, reorder, rewind, settle
 ``memory``     evictions, finished or not, and what recovers from them
 ``tier``       loads from the outer tier, and what goes wrong with them
@@ -27,8 +27,9 @@ from hybridcache_jax.testing.soak.operations import (
 
 _DRAWN: tuple[tuple[Callable[[Any, int, int, int], bool], int], ...] = (
     (serving.match, 10),
-    (serving.admit, 14),
+    (serving.admit, 12),
     (serving.acquire_late, 4),
+    (serving.serve, 8),
     (serving.step, 40),
     (serving.publish, 8),
     (serving.release, 10),
@@ -44,14 +45,14 @@ _DRAWN: tuple[tuple[Callable[[Any, int, int, int], bool], int], ...] = (
     (memory.crash, 2),
     (memory.cut_short, 2),
     (memory.recover, 2),
-    (tier.load, 5),
+    (tier.load, 8),
     (tier.load_late, 2),
-    (tier.poll, 6),
-    (tier.wait, 6),
+    (tier.poll, 8),
+    (tier.wait, 40),
     (tier.cancel, 1),
     (tier.set_cost, 1),
     (rollout.bump, 2),
-    (rollout.set_scope, 1),
+    (rollout.set_scope, 4),
     (rollout.end_request, 1),
     (rollout.shadow, 3),
     (misuse.misuse, 2),

@@ -42,6 +42,10 @@ def make_room(m: "Machine", a: int, b: int, c: int) -> bool:
             zip((a, b, c, a + b, b + c) * 4, m.oracle.pools, strict=False)
         )
     ]
+    if b % 2:
+        # One pool alone: its neighbours are what a replay goes on from.
+        only = a % len(want)
+        want = [m.oracle.pools[only].count * (n == only) for n in range(len(want))]
     ages, before = m.ages(), m.cache
     m.cache = m.prefixes.make_room(m.cache, want)
     same = not evict_for(m, want, ages)
@@ -70,7 +74,7 @@ def shrink(m: "Machine", a: int, b: int, c: int) -> bool:
     if m.oracle.blocks.evicting():
         return False
     most = sum(pool.nbytes * pool.count for pool in m.oracle.pools)
-    nbytes, ages = a * (b % 4) % (most // 2), m.ages()
+    nbytes, ages = a * (b % 4) % (most // 8), m.ages()
     m.cache = m.prefixes.shrink(m.cache, nbytes)
     m.oracle.store.settle()
     ranked = []

@@ -5,16 +5,18 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from hybridcache_jax.codes import Status, Verdict
+from hybridcache_jax.codes import Verdict
 from hybridcache_jax.rollout import Scope
 from hybridcache_jax.testing import faults
 from hybridcache_jax.testing.audit import row_state
 from hybridcache_jax.testing.soak.operations.serving import (
     PRODUCER,
     acquired,
+    advance,
     give_back,
     is_current,
     planned,
+    stored_for,
 )
 from hybridcache_jax.testing.soak.oracle.ledger import Expected
 
@@ -30,8 +32,11 @@ def bump(m: "Machine", a: int, b: int, c: int) -> bool:
 
 def set_scope(m: "Machine", a: int, b: int, c: int) -> bool:
     """Reuse of one producer, in all its namespaces, becomes wider or narrower."""
-    producer = PRODUCER[a % len(m.identities)]
-    scope = Scope(b % len(Scope)) if c % 2 else Scope.NAMESPACE
+    # Wide and of who is served for the most part: else little is found.
+    number, scope = m.identity, Scope.NAMESPACE
+    if c % 4 == 0:
+        number, scope = a % len(m.identities), Scope(b % len(Scope))
+    producer = PRODUCER[number]
     m.prefixes.set_scope(m.identities[producer], scope)
     if scope != m.scopes[producer]:
         _moved(m, producer, scope)
@@ -56,9 +61,9 @@ def shadow(m: "Machine", a: int, b: int, c: int) -> bool:
     while len(m.holders) + 2 > m.model.rows:
         give_back(m, m.holders[0], store=False)
 
-    script, prompt = m.prompt(a, b, c)
-    number = m.identity
-    plan, expected = planned(m, number, "request 0", "session", prompt)
+    number, reader = m.identity, ("request 0", "session")
+    script, prompt = m.prompt(a, b, c, stored_for(m, number, *reader))
+    plan, expected = planned(m, number, *reader, prompt)
     hits = expected.point > 0 and expected.verdict != Verdict.NEEDS_IO
     m.same("a shadow run is due", m.prefixes.shadow_due(plan), hits)
     if not hits:
@@ -68,7 +73,7 @@ def shadow(m: "Machine", a: int, b: int, c: int) -> bool:
     cold = _cold_row(m, number, expected, script)
     both = (hit, cold)
     while any(holder.row.length < expected.point for holder in both):
-        if not _advance(m, both, expected.point):
+        if not advance(m, both, expected.point):
             for holder in both:
                 give_back(m, holder, store=False)
             return True
@@ -126,16 +131,6 @@ def _cold_row(
     m.oracle.outer.acquired(nothing)
     m.cache, lease = m.prefixes.acquire(m.cache, plan)
     return m.hold(row, lease, script)
-
-
-def _advance(m: "Machine", both: "tuple[Holder, Holder]", point: int) -> bool:
-    """One step of both rows towards a point; whether there was room for it."""
-    parts = [
-        (h, h.script[h.row.length : min(h.row.length + m.width, point)]) for h in both
-    ]
-    statuses = m.oracle.rows.step([(h.row, tokens) for h, tokens in parts])
-    m.run([(h.lease, tokens) for h, tokens in parts], statuses, parts)
-    return Status.NO_ROOM not in statuses
 
 
 def _flip(m: "Machine", hit: "Holder", c: int, point: int) -> tuple[int, str, int, int]:

@@ -1,8 +1,9 @@
 """Operations of serving: a prompt is matched, gets a row, runs, is stored, is over."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hybridcache_jax.codes import Verdict
+from hybridcache_jax.codes import Status, Verdict
 from hybridcache_jax.errors import LeaseError, NoRoomError
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Scope
@@ -29,12 +30,51 @@ def admit(m: "Machine", a: int, b: int, c: int) -> bool:
     return True
 
 
+def serve(m: "Machine", a: int, b: int, c: int) -> bool:
+    """A request from its plan to its end: what it ran is stored."""
+    if m.full:
+        give_back(m, m.holders[0], store=True)
+    planned = matched(m, a, b, c)
+    holder = acquired(m, planned)
+    if holder is None:
+        return True
+    end = min(len(planned.expected.prompt) + b // 64 % 8, m.model.max_length)
+    while advance(m, [holder], end):
+        pass
+    give_back(m, holder, store=True)
+    return True
+
+
 def acquire_late(m: "Machine", a: int, b: int, c: int) -> bool:
     """A row under a plan of before; much may have happened since."""
     if not m.plans:
         return False
     acquired(m, m.plans.pop(a % len(m.plans)))
     return True
+
+
+def advance(m: "Machine", holders: "Sequence[Holder]", end: int) -> bool:
+    """One step of some rows towards a length; whether one of them moved."""
+    parts = [
+        (h, h.script[h.row.length : min(h.row.length + m.width, end)]) for h in holders
+    ]
+    statuses = m.oracle.rows.step([(h.row, tokens) for h, tokens in parts])
+    m.run([(h.lease, tokens) for h, tokens in parts], statuses, parts)
+    return Status.OK in statuses
+
+
+def crowd(m: "Machine", a: int) -> "list[Holder]":
+    """Rows that take what room there is: all that were free, as long as can be."""
+    new: list[Holder] = []
+    while not m.full:
+        plan = matched(m, a + len(new), m.model.max_length, 0)
+        holder = acquired(m, plan)
+        if holder is None:
+            break
+        new.append(holder)
+    while m.holders and advance(m, m.holders, m.model.max_length):
+        pass
+    return new
 
 
 def step(m: "Machine", a: int, b: int, c: int) -> bool:
@@ -93,17 +133,34 @@ def renew(m: "Machine", a: int, b: int, c: int) -> bool:
     return True
 
 
-def matched(m: "Machine", a: int, b: int, c: int) -> "Planned":
-    """A plan, which must be the oracle's."""
+def matched(m: "Machine", a: int, b: int, c: int, *, again: bool = False) -> "Planned":
+    """A plan, which must be the oracle's.
+
+    Args:
+      m: the machine.
+      a: who asks for what.
+      b: for how much of it.
+      c: where that goes another way.
+      again: whether the prompt goes on from what is stored, if anything is; if not,
+        most do.
+    """
     from hybridcache_jax.testing.soak.machine import Planned
 
-    script, prompt = m.prompt(a, b, c)
-    a //= 16
-    number = m.identity if a % 8 else a // 8 % len(m.identities)
-    request, session = f"request {a // 64 % 2}", "session"
-    if a // 8 % 32 == 0:
+    who = a // 16
+    number = m.identity if who % 8 else who // 8 % len(m.identities)
+    request, session = f"request {who // 64 % 2}", "session"
+    if who // 8 % 32 == 0:
         request = session = ""
+    stored = stored_for(m, number, request, session) if again or c // 4096 % 4 else []
+    script, prompt = m.prompt(a, b, c, stored)
     return Planned(*planned(m, number, request, session, prompt), script)
+
+
+def stored_for(
+    m: "Machine", number: int, request: str, session: str
+) -> list[tuple[int, ...]]:
+    """The prefixes that somebody finds."""
+    return m.oracle.store.prefixes(who_asks(m, number, request, session))
 
 
 def planned(
@@ -116,6 +173,7 @@ def planned(
     who = who_asks(m, number, request, session)
     expected = m.oracle.store.expected(who, prompt)
     m.verdicts[plan.verdict.name] += 1
+    m.origins += bool(plan.kept)
     what = f"plan for {prompt} of {who}"
     m.same(
         what,

@@ -8,7 +8,12 @@ from hybridcache_jax.offload.loads import LOAD_TICKS, LoadStage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing import faults
 from hybridcache_jax.testing.soak.operations.memory import evict, evict_for
-from hybridcache_jax.testing.soak.operations.serving import acquired, matched
+from hybridcache_jax.testing.soak.operations.serving import (
+    acquired,
+    crowd,
+    give_back,
+    matched,
+)
 from hybridcache_jax.testing.soak.oracle.outer import CutError, Fault
 from hybridcache_jax.testing.soak.oracle.plans import Rates
 
@@ -17,14 +22,14 @@ if TYPE_CHECKING:
     from hybridcache_jax.testing.soak.machine import Machine, Planned
 
 # Powers of two: costs are exact, and equal ones are met.
-_BYTE_RATES = (0.0, 2.0**-12, 2.0**-9, 2.0**-7, 2.0**-4)
+_BYTE_RATES = (0.0, 2.0**-13, 2.0**-11, 2.0**-9, 2.0**-6)
 
 
 def load(m: "Machine", a: int, b: int, c: int) -> bool:
     """What a plan waits for is asked back; the plan is kept for later."""
     if m.tier is None:
         return False
-    planned = matched(m, a, b, c)
+    planned = _moved_out(m, a, b, c)
     if planned.expected.verdict == Verdict.NEEDS_IO:
         _ask(m, planned, b // 64)
     else:
@@ -54,16 +59,19 @@ def wait(m: "Machine", a: int, b: int, c: int) -> bool:
     """A request that waits for its load, and gets its row if that goes well."""
     if m.tier is None or m.oracle.blocks.evicting():
         return False
-    # A whole stream, of which something is stored more often than of others.
-    c -= c % 2
-    if a // 4 % 2:
-        for form in range(len({pool.form for pool in m.model.plan.spec.pools})):
-            evict(m, form, 0, 0)
-    planned = matched(m, a, b, c)
+    planned = _moved_out(m, a, b, c)
     if planned.expected.verdict == Verdict.NEEDS_IO:
         _ask(m, planned, 0)
+        rows = crowd(m, a) if c // 1024 % 3 == 0 else []
         _polled(m, _fault(b // 32, c // 32), b)
-        planned = matched(m, a, b, c)
+        for holder in rows:
+            give_back(m, holder, store=True)
+        planned = matched(m, a, b, c, again=True)
+    if c // 256 % 4 == 0:
+        # What came stays protected, and the room is taken.
+        return True
+    if m.full:
+        give_back(m, m.holders[0], store=b % 2 > 0)
     acquired(m, planned)
     return True
 
@@ -86,6 +94,18 @@ def set_cost(m: "Machine", a: int, b: int, c: int) -> bool:
     return True
 
 
+def _moved_out(m: "Machine", a: int, b: int, c: int) -> "Planned":
+    """A plan that goes on from what is stored; forms move out until it waits."""
+    planned = matched(m, a, b, c, again=True)
+    for form in range(len({pool.form for pool in m.model.plan.spec.pools})):
+        waits = planned.expected.verdict == Verdict.NEEDS_IO
+        if waits or not planned.expected.claimed or m.oracle.blocks.evicting():
+            break
+        evict(m, c // 16 + form, 0, 0)
+        planned = matched(m, a, b, c, again=True)
+    return planned
+
+
 def _ask(m: "Machine", planned: "Planned", b: int) -> "Load":
     """A load, some of them with a deadline that is soon."""
     ticks = 1 + b // 4 % 8 if b % 4 == 3 else None
@@ -98,14 +118,15 @@ def _ask(m: "Machine", planned: "Planned", b: int) -> "Load":
 
 
 def _fault(b: int, c: int) -> Fault:
-    """Half of all polls go well."""
+    """Nearly half of all polls go well."""
     return (
         Fault(late=1 + b % 5),
         Fault(error=(OSError, KeyError)[b % 2]),
-        Fault(damage=(LoadStage.DIGEST, LoadStage.LAYOUT)[b % 2]),
+        Fault(damage=LoadStage.DIGEST),
+        Fault(damage=LoadStage.LAYOUT),
         Fault(cut=(Point.LOAD_VERIFIED, Point.LOAD_READ)[b % 2], passes=b // 2 % 3),
         *(Fault(),) * 4,
-    )[c % 8]
+    )[c % 9]
 
 
 def _polled(m: "Machine", fault: Fault, b: int) -> None:
@@ -138,3 +159,6 @@ def _polled(m: "Machine", fault: Fault, b: int) -> None:
     m.same("a poll dies", died, False)
     got = [(r.load.number, r.stage, r.failed) for r in reports or ()]
     m.same("reports of loads", got, [tuple(result) for result in results])
+    for result in results:
+        late = result.stage == LoadStage.READ and not result.failed
+        m.loaded["LATE" if late else result.stage.name] += 1

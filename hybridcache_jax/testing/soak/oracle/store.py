@@ -133,6 +133,16 @@ class Store:
                 block.kept = block.kept or block.readable
         return True
 
+    def prefixes(self, who: Who) -> list[tuple[int, ...]]:
+        """The longest stored prefixes for a reader, in the order they came."""
+        found, open_ = [], [((), self._roots.get(who, {}))]
+        while open_:
+            prefix, units = open_.pop()
+            if prefix and not units:
+                found.append(prefix)
+            open_ += [(prefix + more, unit.children) for more, unit in units.items()]
+        return found
+
     def drop(self, gone: Callable[[Who], bool]) -> None:
         """Takes back all that is claimed for some, and their loads; blocks stay."""
         self.outer.give_up(gone)

@@ -1,0 +1,45 @@
+"""Runs the machine in short episodes until one of them fails; shrinks nothing.
+
+The machine knows no mutation and no test: it draws operations and compares with its
+oracle, so what it finds in a copy with a mistake it would have found by itself.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+
+from hybridcache_jax.testing.soak.run import TIERS, operations, replay
+from hybridcache_jax.testing.toy_models import fine
+
+DIFFERS = 3
+"""Exit code for a difference; 1 is that of a run that could not begin."""
+
+EPISODE = 250
+"""Operations drawn in an episode: a run has many with every kind of tier."""
+
+
+def main() -> int:
+    """Draws operations and compares: 0 or ``DIFFERS``."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("seed", type=int)
+    arguments = parser.parse_args()
+    folder = Path.cwd() / ".pytest_cache" / "jax"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    model = fine()
+    for episode in range(-(-arguments.count // EPISODE)):
+        drawn = operations(
+            arguments.seed, episode, min(EPISODE, arguments.count - episode * EPISODE)
+        )
+        message = replay(model, drawn, TIERS[episode % len(TIERS)])
+        if message:
+            print(f"episode {episode}, {' '.join(message.split())}")
+            return DIFFERS
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
