@@ -106,9 +106,17 @@ def test_a_seed_in_step_with_blocks_of_two_sizes():
 
 
 def test_a_run_counts_what_it_did():
-    report = soak(fine(), count=30, seed=5)
+    report = soak(fine(), count=100, seed=5)
     assert report.failure is None
-    assert (report.operations, report.episodes) == (30, 1)
+    assert (report.operations, report.episodes) == (100, 1)
+    machine = Machine(fine(), TIERS[0])
+    for operation in operations(5, 0, 2000):
+        if machine.counts.total() < 100:
+            machine.apply(operation)
+    assert report.loads == machine.loaded
+    assert report.loads["REGISTERED"] > 0
+    assert report.verdicts == machine.verdicts
+    assert (report.tokens, report.origins) == (machine.tokens, machine.origins)
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = Path.cwd() / ".pytest_cache" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     model = fine()
     for episode in range(-(-arguments.count // EPISODE)):
         drawn = operations(

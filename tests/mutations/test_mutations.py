@@ -1,8 +1,8 @@
 """The catalogue of planted mistakes is up to date, and some of it is run."""
 
 import pytest
-from mutation_catalogue import MUTATIONS
-from mutation_run import REPOSITORY, mutated, try_one
+from mutation_catalogue import MACHINE, MUTATIONS
+from mutation_run import REPOSITORY, mutated, try_in_machine, try_one
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -23,6 +23,12 @@ def test_there_are_many_and_their_names_differ():
     assert len({mutation.file for mutation in MUTATIONS}) >= 12
 
 
+def test_many_are_found_by_the_machine_alone():
+    assert len(MACHINE) >= 25
+    assert len(set(MACHINE)) == len(MACHINE)
+    assert set(MACHINE) <= {mutation.name for mutation in MUTATIONS}
+
+
 def test_a_text_that_is_gone_is_named():
     with pytest.raises(ValueError, match="stands 0 times in lifecycle"):
         mutated(MUTATIONS[0], "")
@@ -34,3 +40,13 @@ def test_it_is_caught(name):
     (mutation,) = (mutation for mutation in MUTATIONS if mutation.name == name)
     outcome = try_one(mutation)
     assert outcome.verdict == "caught", outcome.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pin-missing", "digest-not-compared"])
+def test_the_machine_finds_it(name):
+    assert name in MACHINE
+    (mutation,) = (mutation for mutation in MUTATIONS if mutation.name == name)
+    outcome = try_in_machine(mutation)
+    assert outcome.verdict == "caught", outcome.detail
+    assert "DivergenceError" in outcome.detail
