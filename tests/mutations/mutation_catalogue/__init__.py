@@ -32,5 +32,32 @@ MUTATIONS = (
     *TIERS,
 )
 
-MACHINE: tuple[str, ...] = ()
+MACHINE = (
+    "pin-missing",
+    "pin-not-returned",
+    "allocated-without-a-pin",
+    "pinned-blocks-are-evictable",
+    "epoch-not-bumped-on-free",
+    "epoch-not-bumped-on-allocation",
+    "digest-not-compared",
+    "layout-of-loads-not-compared",
+    "what-failed-is-not-set-aside",
+    "loaded-place-not-dropped",
+    "half-a-load-registered",
+    "deadline-one-tick-late",
+    "place-epoch-not-bumped",
+    "pending-plans-unprotected",
+    "last-token-not-run",
+    "older-values-accepted",
+    "mismatch-not-counted",
+    "rewind-keeps-a-block-too-many",
+    "claims-not-checked",
+    "fork-does-not-pin",
+    "unstored-blocks-stay",
+    "window-one-key-short",
+    "free-stack-overwritten",
+    "scope-not-narrowed",
+    "overdue-one-tick-early",
+    "released-by-any-receipt",
+)
 """Names of those that random operations find, without any test for them."""
