@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy
-from tiered import only_full
+from tiered import grids, only_full
 
 import hybridcache_jax as hc
 from hybridcache_jax import Form, Verdict
@@ -72,8 +72,7 @@ def test_no_load_is_without_a_deadline():
 
 def test_places_that_a_late_load_waits_for_are_given_to_others():
     """The tier has three places and the load two of them, until its deadline."""
-    some = toy.only_full()
-    session = only_full(budget=3 * (some.plan.spec.pools[0].block_bytes + 48))
+    session = only_full(budget=grids(toy.only_full(), 3))
     session.store(P[:8])
     session.move_out()
     load = session.ask([*P[:8], 0], deadline=1)
