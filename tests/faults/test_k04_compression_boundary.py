@@ -62,7 +62,7 @@ def test_entries_and_tails_are_those_of_a_cold_run(name, ops):
 
 
 @pytest.mark.kind("K04")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", toy.marked(MODELS, "compressed"))
 @settings(max_examples=8)
 @given(size=st.integers(0, 24), sizes=st.lists(st.integers(1, 8), min_size=1))
 def test_entries_and_tail_account_for_all_positions(name, size, sizes):
@@ -147,7 +147,7 @@ def test_b19_the_wrong_entry_is_what_a_lost_halo_would_make():
     assert want[1, "entries"].planes["k"].ravel().tolist() == [69, 311]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", toy.marked(MODELS, "compressed"))
 @settings(max_examples=6)
 @given(data=st.data(), size=st.integers(0, 20))
 def test_refused_and_padding_tokens_make_no_entry(name, data, size):

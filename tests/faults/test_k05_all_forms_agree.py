@@ -104,7 +104,7 @@ def test_any_block_of_any_form_is_missed(name):
 
 
 @pytest.mark.kind("K05")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", toy.marked(MODELS, "recurrent"))
 @settings(max_examples=12)
 @given(data=st.data())
 def test_whatever_is_lost_the_plan_is_the_best_that_is_left(name, data):
@@ -141,7 +141,7 @@ GO_WITH = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", toy.marked(MODELS, "sparse", "recurrent"))
 def test_a_form_that_is_gone_is_named(name):
     """All blocks of a form evicted, through the front door."""
     model = MODELS[name]()
