@@ -254,7 +254,7 @@ class Outer:
         All of it is made ready first: whatever can fail has been done before any memory
         is donated, so a call that is cut short leaves the cache that it was given.
         """
-        tables, coming, fitting = list(cache.tables), [], []
+        tables, coming, stands = list(cache.tables), [], []
         known: list[set[int]] = [set() for _ in tables]
         for pending in loads:
             # What an earlier one brings, too, comes once.
@@ -265,7 +265,7 @@ class Outer:
             free = [int(table.num_free) for table in tables]
             if any(len(p) > n for p, n in zip(wanted, free, strict=True)):
                 why = "a pool has no room yet"
-                reports.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
+                stands.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
                 continue
             for pool, places in enumerate(wanted):
                 facts = self.tier.places[pool]
@@ -278,16 +278,16 @@ class Outer:
                 tables[pool] = arrival.table
                 known[pool].update(places.tolist())
                 coming.append((places, arrival, arrival.ids))
-            fitting.append(pending)
+            stands.append(LoadReport(pending.load, LoadStage.REGISTERED))
         self._at(Point.LOAD_RECEIVED)
         cache = self._transfer.place(cache, [arrival for _, arrival, _ in coming])
         # Claims follow once all of it is there.
         for places, arrival, ids in coming:
             self._arrived(cache, arrival.pool, places, ids)
             self._watch.loaded(arrival.pool, len(ids))
-        for pending in fitting:
-            pending.registered = True
-            reports.append(LoadReport(pending.load, LoadStage.REGISTERED))
+        for report in stands:
+            self._pending[report.load.number].registered |= report.ready
+        reports += stands
         return cache
 
     def _arrived(self, cache: HybridCache, pool: int, places, ids: np.ndarray) -> None:
