@@ -253,3 +253,9 @@ def test_what_need_not_be_kept_is_not():
     layers = (window(8), compressed(4, 1), window(5))
     lost = {(2, "local"): ALL}
     assert answer(layers, lost) == (REPLAY, 24, 20, [LOWER])
+
+
+def test_a_pool_with_layers_above_and_below_a_lost_one():
+    """At 24 the upper layer needs 19..23, made of what the lost one sees from 17 on."""
+    layers = (window(6), window(3), window(6))
+    assert answer(layers, {(1, "local"): ALL}) == (REPLAY, 24, 16, [LOWER])
