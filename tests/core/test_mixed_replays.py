@@ -25,6 +25,7 @@ from solver_cases import (
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.layers import Window
+from hybridcache_jax.resume import Holdings, solve
 from hybridcache_jax.spec import CacheSpec
 
 BLOCK, BLOCKS = 4, 6
@@ -259,3 +260,18 @@ def test_a_pool_with_layers_above_and_below_a_lost_one():
     """At 24 the upper layer needs 19..23, made of what the lost one sees from 17 on."""
     layers = (window(6), window(3), window(6))
     assert answer(layers, {(1, "local"): ALL}) == (REPLAY, 24, 16, [LOWER])
+
+
+def test_forms_are_kept_at_resume_points_only():
+    """At 22 the lower windows are held, too; a row that began there would write over
+    a block that others read."""
+    spec = CacheSpec.from_layers((window(6), window(3)), block_tokens=BLOCK)
+    whole = np.full(6, BLOCK, np.int32)
+    found = solve(
+        spec,
+        np.arange(0, 25, 2, dtype=np.int32),
+        np.int32(25),
+        Holdings((whole, whole * 0)),
+    )
+    assert (int(found.replay_point), int(found.replay_start)) == (24, 20)
+    assert int(found.replay_base) == 1

@@ -37,7 +37,7 @@ REPLAYS = (
         "there = allowed & (points > 0)",
         "there = points > 0",
         "a replay starts inside a block that others read",
-        ("tests/core/test_solver_brute_force.py",),
+        _MIXED,
     ),
     Mutation(
         "kept-pools-lie-on-the-device",
