@@ -64,10 +64,7 @@ class HostFacts:
         Args: as for :meth:`reasons`.
         """
         claim = self._claim(pool, version, provenance)
-        # As NumPy indexes, so that not every column converts them again.
-        ids = ids.astype(np.intp)
-        good = readable(self._facts(pool), ids, epochs, first=first, **claim)
-        return bool(good.all())
+        return bool(self._readable(pool, ids, epochs, first, claim).all())
 
     def reasons(
         self,
@@ -92,8 +89,7 @@ class HostFacts:
           ``[N]`` int32 ``codes.Reason``.
         """
         claim, table = self._claim(pool, version, provenance), self._facts(pool)
-        ids = ids.astype(np.intp)
-        good = readable(table, ids, epochs, first=first, **claim)
+        good = self._readable(pool, ids, epochs, first, claim)
         found = np.zeros(len(ids), np.int32)
         if good.all():
             return found
@@ -107,6 +103,18 @@ class HostFacts:
                 self._places[pool], place[away], epochs[out], first=first[out], **claim
             )
         return found
+
+    def _readable(
+        self,
+        pool: int,
+        ids: np.ndarray,
+        epochs: np.ndarray,
+        first: np.ndarray,
+        claim: dict[str, Any],
+    ) -> np.ndarray:
+        # As NumPy indexes, so that not every column converts them again.
+        ids = ids.astype(np.intp)
+        return readable(self._facts(pool), ids, epochs, first=first, **claim)
 
     def _facts(self, pool: int) -> Columns:
         """One pool's facts as NumPy arrays; waits for the last step to finish."""

@@ -18,6 +18,7 @@ from hybridcache_jax.prefix_parts import PrefixParts
 from hybridcache_jax.publication import collect
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.upkeep import ANYWHERE
 
 
 class LeaseMethods(PrefixParts):
@@ -204,7 +205,7 @@ class LeaseMethods(PrefixParts):
         tables = snapshot(cache.tables)
         now = self._upkeep.facts(cache)
         here = self._upkeep.holds(now, key, (Reason.OK,))
-        anywhere = self._upkeep.holds(now, key, (Reason.OK, Reason.IN_OUTER_TIER))
+        anywhere = self._upkeep.holds(now, key, ANYWHERE)
         offer = collect(
             self.plan, view, ids, lease.plan, tables, holds=anywhere, finished=finished
         )

@@ -43,11 +43,7 @@ def bases(spec: CacheSpec) -> tuple[Base, ...]:
     Args:
       spec: pools and layers.
     """
-    bounded = [
-        number
-        for number, pool in enumerate(spec.pools)
-        if RULES[pool.form].remedy is Remedy.REPLAY and not RULES[pool.form].exact
-    ]
+    bounded = _rebuilt(spec)
     local = [n for n in bounded if _reaches(spec, n)]
     local.sort(key=lambda n: spec.pools[n].layers[0])
     tails = [n for n in bounded if spec.pools[n].geometry.local is None]
@@ -81,10 +77,9 @@ def latest_start(spec: CacheSpec, points: Array, base: Base = ()) -> Array:
     """
     xp = points.__array_namespace__()
     floor, start = _lowest_empty(spec, base), points
-    for number, pool in enumerate(spec.pools):
-        rule, top = RULES[pool.form], pool.layers[-1]
-        if rule.remedy is not Remedy.REPLAY or rule.exact:
-            continue
+    for number in _rebuilt(spec):
+        pool = spec.pools[number]
+        top = pool.layers[-1]
         if number in base and top <= floor:
             continue
         lo, hi = required(pool.form, pool.geometry, points)
@@ -168,12 +163,8 @@ def companions(spec: CacheSpec, pool: int) -> Base:
     Returns:
       Numbers of the pools, ascending, its own among them.
     """
-    bounded = [
-        number
-        for number, other in enumerate(spec.pools)
-        if RULES[other.form].remedy is Remedy.REPLAY
-    ]
-    states = [n for n in bounded if RULES[spec.pools[n].form].exact]
+    states = [n for n, other in enumerate(spec.pools) if RULES[other.form].exact]
+    bounded = sorted((*_rebuilt(spec), *states))
     top = max((spec.pools[n].layers[-1] for n in states), default=0)
     local = [n for n in bounded if _reaches(spec, n)]
     below = [n for n in local if spec.pools[n].layers[0] < top]
@@ -189,6 +180,15 @@ def companions(spec: CacheSpec, pool: int) -> Base:
 def is_recurrent(spec: CacheSpec) -> bool:
     """Whether a replay needs checkpoints to start from."""
     return any(layer.recurrent is not None for layer in spec.layers)
+
+
+def _rebuilt(spec: CacheSpec) -> list[int]:
+    """The pools that a replay can rebuild from nothing: all bounded but checkpoints."""
+    return [
+        number
+        for number, pool in enumerate(spec.pools)
+        if RULES[pool.form].remedy is Remedy.REPLAY and not RULES[pool.form].exact
+    ]
 
 
 def _reaches(spec: CacheSpec, number: int) -> bool:

@@ -30,7 +30,7 @@ from hybridcache_jax.state import HybridCache
 UNKNOWN = 0
 
 # A claim that is true on the device or in an outer tier.
-_ANYWHERE = (Reason.OK, Reason.IN_OUTER_TIER)
+ANYWHERE = (Reason.OK, Reason.IN_OUTER_TIER)
 
 
 class Upkeep:
@@ -160,7 +160,7 @@ class Upkeep:
         now = self.facts(cache)
 
         def holds_for(key: Key) -> Holds:
-            return self.holds(now, key, _ANYWHERE)
+            return self.holds(now, key, ANYWHERE)
 
         tables = []
         claimed = self._index.prune(holds_for, self._essential)

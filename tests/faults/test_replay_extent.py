@@ -85,6 +85,23 @@ def full_bytes(model, cache):
 
 
 @pytest.mark.kind("K06")
+def follow(session, plan, prompt, sizes=(8,)):
+    """Replays under a plan and runs what is left; the cold state at the resume point.
+
+    State and reads are those of a cold run, and the history was not written to.
+    """
+    model, point = session.model, plan.length
+    held = full_bytes(model, session.cache)
+    want = toy.cold_softmax(model, prompt[:point])
+    lease = replayed(session, plan, prompt, sizes)
+    assert toy.state_gap(session.state(lease), want) < EXACT
+    assert full_bytes(model, session.cache) == held
+    reads = session.feed(lease, prompt[point:])
+    last = toy.cold_softmax(model, prompt).reads[:, -1:]
+    assert np.abs(reads - last).max() < EXACT
+    return want
+
+
 @pytest.mark.parametrize(("build", "start", "point"), CASES)
 @settings(max_examples=5)
 @given(prompt=PROMPTS, sizes=st.lists(st.integers(1, 8), min_size=1, max_size=3))
@@ -102,13 +119,7 @@ def test_the_extent_is_exact_and_sharp(build, start, point, prompt, sizes):
     held = full_bytes(model, session.cache)
     assert len(held) > 0
     ready = session.cache
-    want = toy.cold_softmax(model, prompt[:point])
-    lease = replayed(session, plan, prompt, sizes)
-    assert toy.state_gap(session.state(lease), want) < EXACT
-    assert full_bytes(model, session.cache) == held
-    reads = session.feed(lease, prompt[point:])
-    last = toy.cold_softmax(model, prompt).reads[:, -1:]
-    assert np.abs(reads - last).max() < EXACT
+    want = follow(session, plan, prompt, sizes)
 
     # One token less: entries of the upper layers come out wrong.
     session.branch(ready)
@@ -243,14 +254,8 @@ def test_a_replay_goes_on_from_lower_windows_that_are_held(prompt, lower):
     start, kept = (12, ()) if lower == 3 else (16, windows)
     assert (plan.start, plan.kept) == (start, kept)
 
-    held, ready = full_bytes(model, session.cache), session.cache
-    want = toy.cold_softmax(model, prompt[:point])
-    lease = replayed(session, plan, prompt)
-    assert toy.state_gap(session.state(lease), want) < EXACT
-    assert full_bytes(model, session.cache) == held
-    reads = session.feed(lease, prompt[point:])
-    last = toy.cold_softmax(model, prompt).reads[:, -1:]
-    assert np.abs(reads - last).max() < EXACT
+    ready = session.cache
+    want = follow(session, plan, prompt)
 
     # From nothing it is wrong.
     session.branch(ready)
