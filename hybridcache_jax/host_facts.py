@@ -112,8 +112,6 @@ class HostFacts:
         first: np.ndarray,
         claim: dict[str, Any],
     ) -> np.ndarray:
-        # As NumPy indexes, so that not every column converts them again.
-        ids = ids.astype(np.intp)
         return readable(self._facts(pool), ids, epochs, first=first, **claim)
 
     def _facts(self, pool: int) -> Columns:

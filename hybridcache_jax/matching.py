@@ -8,8 +8,8 @@ import dataclasses
 
 import numpy as np
 
-from hybridcache_jax.claims import Claims, no_claims
-from hybridcache_jax.codes import Provenance, Reason, Verdict
+from hybridcache_jax.claims import no_claims
+from hybridcache_jax.codes import Reason, Verdict
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.forms import RULES, Remedy, required
@@ -48,21 +48,29 @@ def make_plan(
     claims = index.lookup(key, tokens, contents) if shared else no_claims(spec)
     # One position at least is run.
     last = min(claims.length, max(len(tokens) - 1, 0))
-    points = np.arange(0, last + 1, spec.grid, dtype=np.int32)
+    claimed = last - last % spec.grid
+    firsts = {
+        size: np.arange(0, claims.length, size, dtype=np.int32)
+        for size in {pool.block_tokens for pool in spec.pools}
+    }
 
     def look(number: int, positions: tuple[int, int]):
-        size = spec.pools[number].block_tokens
-        return _look(number, size, positions, claims, np.int32(version), key.provenance)
+        """The claims of a pool that cover ``[lo, hi)``, as ``HostFacts`` asks."""
+        size, (lo, hi) = spec.pools[number].block_tokens, positions
+        part = slice(lo // size, -(-hi // size))
+        ids, epochs = claims.blocks[number][part], claims.epochs[number][part]
+        first = firsts[size][part]
+        return number, ids, epochs, np.int32(version), first, key.provenance
 
-    claimed = int(points[-1])
     needed = [required(pool.form, pool.geometry, claimed) for pool in spec.pools]
     reasons: list[np.ndarray] = []
     if all(facts.hold(*look(n, positions)) for n, positions in enumerate(needed)):
         # It loads nothing and starts last: whatever loads and tokens cost, nothing is
         # better.
-        solution = ready_at(spec, points[-1])
+        solution = ready_at(spec, np.int32(claimed))
         reports = tuple(_held(pool, claimed) for pool in spec.pools)
     else:
+        points = np.arange(0, claimed + 1, spec.grid, dtype=np.int32)
         whole = 0, claims.length
         reasons = [facts.reasons(*look(n, whole)) for n in range(len(spec.pools))]
         solution = _solve(spec, points, len(tokens), reasons, cost)
@@ -132,21 +140,6 @@ def make_cold_plan(
         claims=no_claims(spec),
         contents=contents,
     )
-
-
-def _look(
-    number: int,
-    size: int,
-    positions: tuple[int, int],
-    claims: Claims,
-    version: np.int32,
-    provenance: Provenance,
-) -> tuple[int, np.ndarray, np.ndarray, np.int32, np.ndarray, Provenance]:
-    """The claims of a pool that cover ``[lo, hi)``, as ``HostFacts`` asks for them."""
-    first, stop = positions[0] // size, -(-positions[1] // size)
-    begin = np.arange(first * size, stop * size, size, dtype=np.int32)
-    ids, epochs = claims.blocks[number], claims.epochs[number]
-    return number, ids[first:stop], epochs[first:stop], version, begin, provenance
 
 
 def _solve(

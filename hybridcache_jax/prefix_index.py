@@ -360,5 +360,8 @@ class PrefixIndex:
 def _common(a: np.ndarray, b: np.ndarray) -> int:
     """Number of leading tokens that two arrays share."""
     length = min(len(a), len(b))
+    if length == 0:
+        return 0
     different = a[:length] != b[:length]
-    return int(np.argmax(different)) if different.any() else length
+    place = int(different.argmax())
+    return place if different[place] else length

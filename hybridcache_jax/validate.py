@@ -11,7 +11,7 @@ their arguments: NumPy arrays on the host, traced arrays inside a compiled step.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Provenance, Reason, Stage
@@ -133,15 +133,17 @@ def facts(
       conditions stand here; ``OK`` or ``IN_OUTER_TIER`` for a good claim.
     """
     xp = ids.__array_namespace__()
-    stage, label, same_first, tests = _looked_up(
-        table, ids, epochs, version, first, provenance
-    )
+    label, stage = _taken(table.form, ids), _taken(table.stage, ids)
     outer = xp.zeros(label.shape, bool)
     for away in (form for form, rule in RULES.items() if not rule.resident):
         outer = outer | (label == int(away))
+    labelled = ((label == int(form)) | outer) & (_taken(table.first, ids) == first)
     tests = (
-        *tests,
-        (Reason.WRONG_FORM, ((label == int(form)) | outer) & same_first),
+        (Reason.NOT_RETAINED, _inside(table, ids)),
+        (Reason.EVICTED, _taken(table.epoch, ids) == epochs),
+        (Reason.VERSION_CHANGED, _taken(table.version, ids) == version),
+        (Reason.APPROXIMATE, _taken(table.provenance, ids) <= provenance),
+        (Reason.WRONG_FORM, labelled),
         (Reason.QUARANTINED, stage != int(Stage.QUARANTINED)),
         (Reason.IN_OUTER_TIER, ~outer),
         (Reason.NOT_SEALED, _done(stage, writable)),
@@ -167,37 +169,43 @@ def readable(
 
     Args and returns: as :func:`facts`, but ``[...]`` bool.
     """
-    stage, label, good, tests = _looked_up(
-        table, ids, epochs, version, first, provenance
-    )
+    good = _inside(table, ids)
+    # As NumPy indexes, so that not every lookup converts them again.
+    ids = ids.astype(int)
+    good &= _taken(table.epoch, ids) == epochs
+    good &= _taken(table.first, ids) == first
+    # To look up is what costs.  Where many claims are alike, all blocks are tested for
+    # what the claims have in common before any is looked up.
+    alike = getattr(version, "ndim", 0) == getattr(provenance, "ndim", 0) == 0
+    many = alike and 4 * ids.size >= table.stage.shape[0]
+    seen = _Common(*(getattr(table, name) for name in _Common._fields))
+    if not many:
+        seen = _Common(*(_taken(column, ids) for column in seen))
     # The own label is resident and a finished block is not in quarantine: these two
     # stand for four reasons.
-    good = good & (label == int(form)) & _done(stage, writable)
-    for _, holds in tests:
-        good = good & holds
-    return good
+    sound = _done(seen.stage, writable) & (seen.form == int(form))
+    sound = sound & (seen.version == version) & (seen.provenance <= provenance)
+    return good & (_taken(sound, ids) if many else sound)
 
 
-def _looked_up(table, ids, epochs, version, first, provenance):
-    """The stage and label of each claimed block, and what does not depend on them.
+class _Common(NamedTuple):
+    """The facts that claims of one prefix have in common."""
 
-    Returns:
-      stage, label, whether the first position is the claimed one, and the tests that
-      come before it, each with the reason that names its failure.
-    """
+    stage: Array
+    form: Array
+    version: Array
+    provenance: Array
 
-    def look(column):
-        # Ids out of range fail the first test, whatever is read for them.  Not wrapped:
-        # NumPy would count down from them, once around for every step.
-        return column.take(ids, mode="clip")
 
-    tests = (
-        (Reason.NOT_RETAINED, (ids >= 0) & (ids < table.stage.shape[0])),
-        (Reason.EVICTED, look(table.epoch) == epochs),
-        (Reason.VERSION_CHANGED, look(table.version) == version),
-        (Reason.APPROXIMATE, look(table.provenance) <= provenance),
-    )
-    return look(table.stage), look(table.form), look(table.first) == first, tests
+def _inside(table, ids: Array) -> Array:
+    # Negative ones become large.
+    return ids.astype("uint32") < table.stage.shape[0]
+
+
+def _taken(column: Array, ids: Array) -> Array:
+    """One fact of each claimed block; ids out of range give that of another one."""
+    # Not wrapped: NumPy would count down from them, once around for every step.
+    return column.take(ids, mode="clip")
 
 
 def _done(stage: Array, writable: bool) -> Array:

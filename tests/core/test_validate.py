@@ -22,6 +22,7 @@ from hybridcache_jax.validate import (
     facts,
     intersection,
     layout,
+    readable,
     satisfied,
 )
 from pallas_kernels.contracts import XLA, ReadContract
@@ -192,15 +193,28 @@ def table_of(rows, make=np.array):
 
 
 def judge(table, ids, make=np.array, writable=False):
-    return facts(
-        table,
-        ints(ids, make),
-        ints([GOOD["epoch"]] * len(ids), make),
-        form=Form.FULL_KV,
-        version=ints(GOOD["version"], make),
-        first=ints([GOOD["first"]] * len(ids), make),
-        writable=writable,
-    )
+    def ask(layer, ids, version):
+        return layer(
+            table,
+            ints(ids, make),
+            ints([GOOD["epoch"]] * len(ids), make),
+            form=Form.FULL_KV,
+            version=ints(version, make),
+            first=ints([GOOD["first"]] * len(ids), make),
+            writable=writable,
+        )
+
+    found = ask(facts, ids, GOOD["version"])
+    good = (found == Reason.OK).tolist()
+    # However it is asked: many claims that are alike, each for itself, one alone.
+    many = [*ids] * (len(table.stage) // len(ids) + 1)
+    same = ask(readable, many, GOOD["version"])[: len(ids)]
+    apart = ask(readable, ids, [GOOD["version"]] * len(ids))
+    assert same.tolist() == apart.tolist() == good
+    for number in range(len(ids)):
+        alone = ask(readable, [ids[number]], GOOD["version"])
+        assert alone.tolist() == good[number : number + 1]
+    return found
 
 
 def test_ids_far_outside_the_pool_cost_no_more_than_those_inside():
