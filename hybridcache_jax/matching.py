@@ -95,9 +95,11 @@ def make_plan(
         forms=reports,
         claimed_length=claimed,
         history_length=int(solution.history_point),
+        joint_length=int(solution.anywhere_point),
         lost_length=int(solution.lost_point),
         shared_length=claims.shared,
         stored_token=claims.stored_token,
+        asked_token=_asked_token(tokens, claims.shared),
         bytes_to_load=ways[0].bytes_to_load,
         seconds=ways[0].seconds,
         loads=loads,
@@ -128,9 +130,11 @@ def make_cold_plan(
         forms=(),
         claimed_length=0,
         history_length=0,
+        joint_length=0,
         lost_length=0,
         shared_length=0,
         stored_token=-1,
+        asked_token=-1,
         bytes_to_load=0,
         seconds=cost.seconds(num_tokens, 0),
         loads=(np.zeros(0, np.int32),) * len(spec.pools),
@@ -323,6 +327,10 @@ def _reason(
     if length > 0:
         return Reason.PRODUCER_CHANGED, key.identity.differences(other)
     return Reason.NOT_STORED, ()
+
+
+def _asked_token(tokens: np.ndarray, position: int) -> int:
+    return int(tokens[position]) if position < len(tokens) else -1
 
 
 def _readers(key: Key) -> tuple:

@@ -66,11 +66,14 @@ class ResumePlan:
       claimed_length: deepest resume point that the index claims for this prompt.
       history_length: how deep the forms that grow with the history would have gone
         alone, outer tiers included.
-      lost_length: deepest resume point at which those are held and another form is
-        lost; 0 if there is none, or if nothing is lost at ``claimed_length``.
+      joint_length: deepest resume point at which all forms are held, outer tiers
+        included.
+      lost_length: deepest resume point at which the history is held and another form
+        is lost; 0 if there is none, or if nothing is lost at ``claimed_length``.
       shared_length: tokens that prompt and store have in common; prompt position
         ``shared_length`` is the first that differs.
       stored_token: what the store has at that position; -1 if it has nothing there.
+      asked_token: what the prompt has there; -1 if it ends, or nobody asked.
       bytes_to_load: bytes that must be loaded first; 0 unless the verdict is NEEDS_IO.
       seconds: what loading and running cost by the rates of the moment.
       loads: per pool, ``[n]`` int32 ascending: the blocks of the prompt to load first.
@@ -97,9 +100,11 @@ class ResumePlan:
     forms: tuple[FormReport, ...]
     claimed_length: int
     history_length: int
+    joint_length: int
     lost_length: int
     shared_length: int
     stored_token: int
+    asked_token: int
     bytes_to_load: int
     seconds: float
     loads: tuple[np.ndarray, ...]
@@ -199,7 +204,8 @@ class ResumePlan:
         if 0 < self.shared_length < self.num_tokens and self.stored_token >= 0:
             lines.append(
                 f"  the prompt leaves the stored one at position {self.shared_length}, "
-                f"where token {self.stored_token} is stored{self._parted_contents()}"
+                f"where token {self.stored_token} is stored and {self.asked_token} "
+                f"asked{self._parted_contents()}"
             )
         if self.alignment_loss:
             lines.append(
@@ -235,13 +241,17 @@ class ResumePlan:
             "changed": list(self.changed),
             "claimed_length": self.claimed_length,
             "history_length": self.history_length,
+            "joint_length": self.joint_length,
             "limiting": [report.pool for report in self.limiting],
             "limiting_history": [report.pool for report in self.limiting_history],
             "checkpoint_would_help": self.checkpoint_would_help,
             "checkpoint_position": self.checkpoint_position,
+            "replay_reaches_start": self.replay_reaches_start,
             "shared_length": self.shared_length,
             "stored_token": self.stored_token,
+            "asked_token": self.asked_token,
             "stored_content": _as_json(self.stored_content),
+            "asked_content": _as_json(self.contents.at(self.shared_length)),
             "alignment_loss": self.alignment_loss,
             "forms": [
                 {

@@ -63,15 +63,8 @@ class Metrics:
             self._add("misses_total", 1, plan.reason.name)
             return
         self._add("hits_total")
-        joint = max(
-            (
-                other.length
-                for other in plan.alternatives
-                if other.verdict == Verdict.RESUMABLE
-            ),
-            default=0,
-        )
-        self._of["history_gap_tokens"].observe(max(plan.history_length - joint, 0))
+        gap = plan.history_length - plan.joint_length
+        self._of["history_gap_tokens"].observe(gap)
         if plan.verdict != Verdict.RESUMABLE or plan.length < plan.claimed_length:
             self._add("fallbacks_total", 1, plan.verdict.name)
         # Pools of one form count once.

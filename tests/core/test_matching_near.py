@@ -75,3 +75,24 @@ def test_a_hole_far_before_the_deepest_point_is_seen():
     full = next(n for n, pool in enumerate(SPEC.pools) if pool.form.name == "FULL_KV")
     assert plan(set()).verdict == Verdict.RESUMABLE
     assert plan({(full, 3)}).length <= 3 * 64
+
+
+def test_b39_the_plan_names_what_was_stored_and_what_was_asked():
+    """Where they part; the difference of text is nobody's business."""
+    store, facts = stored(set())
+    prompt = PROMPT.copy()
+    prompt[100] = 7
+    ask = SPEC, facts, store.index, prompt, KEY, VERSION, CostModel()
+    found = matching.make_plan(*ask)
+    named = found.shared_length, found.stored_token, found.asked_token
+    assert named == (100, 100, 7)
+    said = found.to_dict()
+    assert tuple(map(said.get, ("shared_length", "stored_token", "asked_token"))) == (
+        100,
+        100,
+        7,
+    )
+    assert "position 100, where token 100 is stored and 7 asked" in found.explain()
+    shorter = SPEC, facts, store.index, PROMPT[:100], KEY, VERSION, CostModel()
+    ends = matching.make_plan(*shorter)
+    assert (ends.shared_length, ends.stored_token, ends.asked_token) == (100, 100, -1)

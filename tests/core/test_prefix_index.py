@@ -289,7 +289,7 @@ def test_b39_the_first_difference_is_named():
 
 
 def test_b39_what_was_stored_there_is_named():
-    """The report says all three: index 1, stored 7, asked 1."""
+    """Index 1, stored 7; the plan adds what was asked."""
     index = PrefixIndex(PLAIN)
     assert index.lookup(A, ints([5])).stored_token == -1
     store(index, [5, 7])

@@ -408,10 +408,13 @@ def check_story(plan, case, ways):
             assert (report.reason == Reason.IN_OUTER_TIER) == away
 
 
-def test_plans_from_claims_and_facts():
+@pytest.mark.parametrize(
+    "most", [3, pytest.param(4, marks=pytest.mark.slow)], ids=lambda n: f"{n}_groups"
+)
+def test_plans_from_claims_and_facts(most):
     rng = np.random.default_rng(3)
     seen = counter()
-    for names in groups(most=3):
+    for names in groups(most=most):
         for mixed in (False, True) * 2:
             order = tuple(rng.permutation(names).tolist())
             plan = check_plan(spec_of(order, mixed), rng)

@@ -127,6 +127,21 @@ def test_tokens_that_never_ran_are_not_published(name, tokens, data):
     assert plan.length <= plan.shared_length == size - size % model.grid
 
 
+@pytest.mark.parametrize("rollback", range(4))
+def test_b11_it_is_said_before_the_round_whether_all_drafts_can_be_taken_back(rollback):
+    """W=4 keeps 3 tokens for the next one, and those of the margin besides."""
+    layers = toy.window(4), toy.window(4)
+    model = toy.model(layers, blocks=1, style="sums", rollback=rollback)
+    session = toy.Session(model)
+    lease = session.admit([])
+    session.feed(lease, toy.P[:8])
+    said = [
+        session.prefixes.can_rewind_after(session.cache, lease, drafts)
+        for drafts in range(5)
+    ]
+    assert said == [drafts <= rollback for drafts in range(5)]
+
+
 def test_b11_two_of_three_drafts_are_rejected():
     """W=4, P[:8] done, drafts 0,0,0, one accepted: position 9 reads {62,76,80}."""
     session = toy.Session(toy.fine())

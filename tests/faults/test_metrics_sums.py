@@ -12,6 +12,7 @@ import pytest
 import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiered import Tiered
 
 import hybridcache_jax as hc
 from hybridcache_jax import Form, LeaseError, MemoryRegistry, Metrics, Verdict
@@ -333,6 +334,17 @@ def test_the_gap_is_measured_from_the_history_that_is_left():
     plan = session.match(PROMPTS[0])
     assert (plan.claimed_length, plan.history_length) == (12, 4)
     assert observed(registry, "history_gap_tokens") == (looks + 1, before)
+
+
+def test_there_is_no_gap_where_all_forms_lie_in_the_outer_tier():
+    registry = hc.MemoryRegistry()
+    session = Tiered(toy.three_forms(), metrics=hc.Metrics(registry))
+    session.store(PROMPTS[0], (4,), each=True)
+    session.move_out()
+    plan = session.match(PROMPTS[0])
+    assert plan.verdict == Verdict.NEEDS_IO
+    assert (plan.history_length, plan.joint_length) == (12, 12)
+    assert observed(registry, "history_gap_tokens") == (1, 0)
 
 
 def test_dead_weight_is_told_from_what_was_chosen():

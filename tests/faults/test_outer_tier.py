@@ -450,6 +450,53 @@ def test_b44_another_dtype_is_refused_and_never_cast(stored, asked):
     assert layout_refusal(pool, "gpu", right) is None
 
 
+@pytest.mark.outer_tier("B44")
+def test_b44_a_block_of_another_dtype_is_a_miss_with_its_reason():
+    """Read where it waits for I/O: refused before anything changes, then FULL."""
+    registry = hc.MemoryRegistry()
+    session = only_full(metrics=hc.Metrics(registry))
+    session.store(CHAT)
+    session.move_out()
+
+    def cast(payload):
+        wider = {name: x.astype(np.float64) for name, x in payload.planes.items()}
+        return Payload.sealed(wider)
+
+    session.tier.damage(cast)
+    before = session.cache
+    report = session.load([*CHAT, 0])
+    assert report.failed
+    assert "float64" in report.why
+    assert toy.unchanged(before, session.cache)
+    plan = session.match([*CHAT, 0])
+    assert (plan.verdict, plan.length) == (Verdict.NEEDS_FULL_RECOMPUTE, 0)
+    assert plan.reason == Reason.QUARANTINED
+    assert registry.value("hybridcache_load_failures_total", stage="layout") == 1
+
+
+def test_every_stage_at_which_a_load_can_fail_is_counted():
+    registry = hc.MemoryRegistry()
+    session = only_full(metrics=hc.Metrics(registry))
+    session.store(CHAT)
+    session.move_out()
+    prompt = [*CHAT, 0]
+    session.tier.fail(OSError("the cable"))
+    assert session.load(prompt).failed
+    session.tier.fail(None)
+    session.tier.delay(10**6)
+    load = session.ask(prompt, deadline=1)
+    session.answer([9, 9])
+    assert {r.stage for r in session.poll() if r.load == load} == {LoadStage.DEADLINE}
+    session.tier.delay(0)
+    session.tier.damage(faults.flipped(5))
+    assert session.load(prompt).failed
+    counted = {
+        stage: registry.value("hybridcache_load_failures_total", stage=stage)
+        for stage in ("read", "deadline", "digest")
+    }
+    assert counted == {"read": 1, "deadline": 1, "digest": 1}
+
+
 @pytest.mark.outer_tier("B52")
 @pytest.mark.parametrize("point", POINTS)
 def test_b52_seven_tokens_saved_over_five_cut_short_anywhere(point):

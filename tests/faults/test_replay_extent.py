@@ -84,7 +84,6 @@ def full_bytes(model, cache):
     return {key: x for key, x in toy.kept_bytes(cache).items() if key[0] in pools}
 
 
-@pytest.mark.kind("K06")
 def follow(session, plan, prompt, sizes=(8,)):
     """Replays under a plan and runs what is left; the cold state at the resume point.
 
