@@ -7,6 +7,7 @@ kept under a key of its own, and is never met by an exact reader.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,8 +44,8 @@ def bounded(
       cost: rates.
 
     Returns:
-      The plan itself where that would not run fewer tokens, or where the history has
-      to be loaded first.
+      The plan itself where that is no cheaper, or where the history has to be loaded
+      first.
     """
     point = plan.lost_length
     start = max(point - tokens, 0)
@@ -54,9 +55,9 @@ def bounded(
                 return plan
             lo, hi = required(pool.form, pool.geometry, point)
             start = min(start, lo if lo < hi else point)
-    if start <= plan.start or not _history_here(spec, facts, plan, version):
-        return plan
     seconds = cost.seconds(plan.num_tokens - start, 0)
+    if seconds >= plan.seconds or not _history_here(spec, facts, plan, version):
+        return plan
     way = Alternative(
         Verdict.NEEDS_PARTIAL_RECOMPUTE,
         point,
@@ -77,6 +78,21 @@ def bounded(
         loads=tuple(np.zeros(0, np.int32) for _ in spec.pools),
         alternatives=(way, *plan.alternatives),
     )
+
+
+def cheapest(plans: Sequence[ResumePlan]) -> ResumePlan:
+    """The plan that costs the least, of equals the first, with the others' ways.
+
+    Args:
+      plans: for one prompt, the exact one first.
+    """
+    best = min(plans, key=lambda plan: plan.seconds)
+    if best is plans[0]:
+        return best
+    chosen = best.alternatives[0]
+    others = {way for plan in plans for way in plan.alternatives} - {chosen}
+    ways = chosen, *sorted(others, key=lambda way: (way.seconds, way.verdict))
+    return dataclasses.replace(best, alternatives=ways)
 
 
 def _history_here(

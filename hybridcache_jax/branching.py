@@ -11,7 +11,7 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
 from hybridcache_jax.errors import LeaseError, NoRoomError
 from hybridcache_jax.forms import RULES, required
-from hybridcache_jax.lease import Lease, idle_rows
+from hybridcache_jax.lease import Lease, idle_rows, require_lease
 from hybridcache_jax.lineage import facts_of
 from hybridcache_jax.state import HybridCache
 
@@ -145,10 +145,12 @@ class Branching:
         moved = self._branch_facts(cache, leases, dropped, parents, children, size)
         _require(moved, leases, ["forked"] * len(leases))
         tickets = np.asarray(moved.tickets).tolist()
-        return self._after(cache, moved), [
+        new = [
             Lease(child, ticket, leases[parent].plan)
             for child, ticket, parent in zip(children, tickets, parents, strict=False)
         ]
+        # Last: it donates the memory.
+        return self._after(cache, moved), new
 
     def _rewind_facts(
         self,
@@ -176,7 +178,8 @@ class Branching:
     ) -> tuple[HybridCache, tuple[Lease, ...]]:
         """The cache, and the receipts of the same rows."""
         for lease, length in zip(leases, lengths, strict=True):
-            if not 0 <= length <= self.plan.max_length:
+            whole_number = isinstance(length, int | np.integer)
+            if not whole_number or not 0 <= length <= self.plan.max_length:
                 raise ValueError(_outside(cache, lease, length))
         moved = self._rewind_facts(cache, leases, lengths, moves, size)
         status = np.asarray(moved.status).tolist()
@@ -210,6 +213,8 @@ class Branching:
         self, leases: Sequence[Lease], size: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Rows and tickets, ``[size]`` int32, with padding behind."""
+        for lease in leases:
+            require_lease(lease)
         rows = [lease.row for lease in leases]
         tickets = [lease.ticket for lease in leases]
         return _padded(rows, size, self.plan.max_sequences), _padded(tickets, size, 0)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import jax
 
+from hybridcache_jax._whole import whole
 from hybridcache_jax.block_counts import held_back, minimum_blocks, stored_blocks
 from hybridcache_jax.byte_sizes import format_bytes, parse_bytes
 from hybridcache_jax.capacity import INT32_BYTES, INT32_MAX, CapacityPlan
@@ -60,9 +61,18 @@ def plan_capacity(
         whose distance is no multiple of the grid.
     """
     size = parse_bytes(budget)
+    # What is divided by or multiplied below; the plan checks the rest.
+    max_length = whole("max_length", max_length, least=1)
+    length = max_length
+    if stored_length is not None:
+        length = whole("stored_length", stored_length, least=1)
+    if stored_tokens is not None:
+        stored_tokens = whole("stored_tokens", stored_tokens)
+    whole("max_sequences", max_sequences, least=1)
+    whole("max_chunk", max_chunk, least=1)
+    whole("rollback", rollback)
     backend = jax.default_backend() if backend is None else backend
     max_chunk = min(max_chunk, max_length)
-    length = max_length if stored_length is None else stored_length
     kept = policies(spec, retention)
     least = tuple(
         minimum_blocks(

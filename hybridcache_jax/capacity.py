@@ -8,6 +8,7 @@ import dataclasses
 
 import numpy as np
 
+from hybridcache_jax._whole import whole
 from hybridcache_jax.block_counts import (
     held_back,
     live_blocks,
@@ -60,16 +61,10 @@ class CapacityPlan:
     staging_blocks: int = 0
 
     def __post_init__(self):
-        for name in ("max_sequences", "max_length", "max_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}.")
-        if self.stored_length < 1 or self.stored_tokens < 0:
-            raise ValueError(
-                f"stored_length must be >= 1 and stored_tokens >= 0, got "
-                f"{self.stored_length} and {self.stored_tokens}."
-            )
-        if self.staging_blocks < 0:
-            raise ValueError(f"staging_blocks must be >= 0, got {self.staging_blocks}.")
+        for name in ("max_sequences", "max_length", "max_chunk", "stored_length"):
+            whole(name, getattr(self, name), least=1)
+        for name in ("stored_tokens", "staging_blocks", "rollback"):
+            whole(name, getattr(self, name))
         if not 0 <= self.rollback <= self.max_length:
             raise ValueError(
                 f"rollback must be 0 to max_length {self.max_length} tokens, got "
@@ -197,8 +192,9 @@ class CapacityPlan:
         # Per token its id and what it is compared by where tokens have content, and an
         # id and an epoch for each pool's block, held or not.
         claims = sum(tokens // pool.block_tokens for pool in self.spec.pools)
-        nodes = tokens // self.spec.grid
-        return 2 * (tokens + claims) * INT32_BYTES + nodes * node_bytes(self.spec)
+        # Every grid unit may be a node of its own, alone under a key of its own.
+        node = node_bytes(self.spec) + KEY_BYTES
+        return 2 * (tokens + claims) * INT32_BYTES + tokens // self.spec.grid * node
 
     @property
     def total_bytes(self) -> int:
@@ -243,6 +239,11 @@ class CapacityPlan:
         return "\n".join(lines)
 
 
+KEY_BYTES = 1280
+"""Most bytes of a key of the host's index with its root: a request's id, a tenant's
+namespace (``rollout.LONGEST_ID`` characters each) and the objects around them."""
+
+
 def node_bytes(spec: CacheSpec) -> int:
     """Most bytes of a node of the host's index besides its tokens and claims.
 
@@ -280,11 +281,11 @@ def _check_positions(plan: CapacityPlan) -> None:
     longest = max(pool.block_tokens for pool in plan.spec.pools)
     # A step looks up to two blocks past its last token.
     last = plan.max_length + plan.max_chunk + 2 * longest
-    if max(last, plan.stored_tokens) > INT32_MAX:
+    if max(last, plan.stored_tokens, plan.stored_length) > INT32_MAX:
         raise ValueError(
             f"max_length {plan.max_length}, max_chunk {plan.max_chunk}, blocks of "
-            f"{longest} tokens and {plan.stored_tokens} stored tokens exceed the int32 "
-            "range of positions; lower them."
+            f"{longest} tokens, {plan.stored_tokens} stored tokens and stored_length "
+            f"{plan.stored_length} exceed the int32 range of positions; lower them."
         )
     reach = sum(layer.local.size for layer in plan.spec.layers if layer.local)
     if reach > INT32_MAX:

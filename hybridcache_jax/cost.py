@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import jax
+import numpy as np
 
 from hybridcache_jax._typing import AnyArray, Array
 
@@ -31,8 +32,9 @@ class CostModel:
     def __post_init__(self):
         # Leaves under a transformation have no values to check.
         token, byte = self.seconds_per_token, self.seconds_per_byte
-        wrong = isinstance(token, int | float) and not 0 < token < math.inf
-        if wrong or (isinstance(byte, int | float) and not 0 <= byte < math.inf):
+        known = int | float | np.number
+        wrong = isinstance(token, known) and not 0 < token < math.inf
+        if wrong or (isinstance(byte, known) and not 0 <= byte < math.inf):
             raise ValueError(
                 f"CostModel needs finite seconds_per_token > 0 and seconds_per_byte "
                 f">= 0, got {token} and {byte}."

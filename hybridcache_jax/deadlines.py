@@ -44,17 +44,18 @@ def deadline_at(cache: HybridCache, ticks: int | None) -> int:
       ticks: of its clock, from now on; None for never.
 
     Raises:
-      ValueError: for ticks below 1, or beyond the clock's end.
+      ValueError: for ticks that are no whole number, below 1, or beyond the clock's
+        end.
     """
     if ticks is None:
         return NEVER
     left = NEVER - 1 - int(cache.clock)
-    if not 1 <= ticks <= left:
+    if not isinstance(ticks, int | np.integer) or not 1 <= ticks <= left:
         raise ValueError(
-            f"A deadline of {ticks} ticks: expected 1 to {left}, for the clock counts "
-            f"to {NEVER}; or give None for the default."
+            f"A deadline of {ticks} ticks: expected a whole number, 1 to {left}, for "
+            f"the clock counts to {NEVER}; or give None for the default."
         )
-    return int(cache.clock) + ticks
+    return int(cache.clock) + int(ticks)
 
 
 def renew(

@@ -12,7 +12,7 @@ import json
 FORMAT_VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
     """Producer of cache entries and the namespace they may be shared in.
 

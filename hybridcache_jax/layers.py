@@ -12,6 +12,7 @@ and position are the cache's.
 
 import dataclasses
 
+from hybridcache_jax._whole import whole
 from hybridcache_jax.entry import Entry
 
 
@@ -27,11 +28,8 @@ class Window:
     entry: Entry
 
     def __post_init__(self):
-        if self.size < 1:
-            raise ValueError(
-                f"Window size must be >= 1 (it counts the query's own key), "
-                f"got {self.size}."
-            )
+        # It counts the query's own key.
+        whole("Window size", self.size, least=1)
 
     @classmethod
     def from_lookback(cls, previous: int, entry: Entry) -> "Window":
@@ -64,8 +62,7 @@ class Chunk:
     entry: Entry
 
     def __post_init__(self):
-        if self.size < 1:
-            raise ValueError(f"Chunk size must be >= 1, got {self.size}.")
+        whole("Chunk size", self.size, least=1)
 
     def first_visible(self, position):
         """First key position that the query at ``position`` sees."""

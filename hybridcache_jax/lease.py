@@ -16,6 +16,7 @@ import numpy as np
 
 from hybridcache_jax import lifecycle
 from hybridcache_jax import rows as rowlib
+from hybridcache_jax._indexing import get
 from hybridcache_jax._typing import AnyArray, TokenIds
 from hybridcache_jax.append import StepInputs
 from hybridcache_jax.capacity import CapacityPlan
@@ -247,6 +248,19 @@ def admit(
     return _choose(status == Status.OK, pinned, cache), status, ticket
 
 
+def require_lease(receipt: Receipt) -> None:
+    """Refuses receipts that do not say under what plan a row was admitted.
+
+    Raises:
+      ValueError: for one that is no :class:`Lease`, as those of ``overdue`` are.
+    """
+    if not isinstance(receipt, Lease):
+        raise ValueError(
+            f"The receipt of row {receipt.row} is no lease and does not say what may "
+            "be stored; give the lease, or release the row with publish=False."
+        )
+
+
 def release(
     cache: HybridCache, row: jax.Array, ticket: jax.Array
 ) -> tuple[HybridCache, jax.Array]:
@@ -261,7 +275,9 @@ def release(
       The cache, and ``[]`` int32: ``Status.OK``, or ``Status.STALE`` for a receipt
       that is not the row's own, which changes nothing.
     """
-    mine = cache.rows.live[row] & (cache.rows.ticket[row] == ticket)
+    # A row outside the table is nobody's, not the nearest one.
+    mine = get(cache.rows.live, row, False)
+    mine = mine & (get(cache.rows.ticket, row, -1) == ticket)
     clock = tick(cache.clock)
     tables = tuple(
         rowlib.let_go(facts, blocks[row], epochs[row], clock)

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
-from hybridcache_jax.approximate import bounded, marked
+from hybridcache_jax._whole import whole
+from hybridcache_jax.approximate import bounded, cheapest, marked
 from hybridcache_jax.claims import NOTHING
 from hybridcache_jax.contents import Contents, Span
 from hybridcache_jax.forms import Form
@@ -84,13 +85,8 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
                 f"The prompt has {len(ids)} tokens, the plan allows "
                 f"{self.plan.max_length}; shorten it or plan a larger max_length."
             )
-        if approximate_replay is not None and (
-            not isinstance(approximate_replay, int) or approximate_replay < 1
-        ):
-            raise ValueError(
-                f"approximate_replay must be a whole number of tokens, 1 at least, got "
-                f"{approximate_replay!r}; None asks for exact plans only."
-            )
+        if approximate_replay is not None:
+            least = whole("approximate_replay", approximate_replay, least=1)
         key = self._rollout.key(identity, request=request, session=session)
         facts, known = self._upkeep.facts(cache), Contents.of(contents, len(ids))
         plan = self._solved(facts, ids, key, known)
@@ -98,13 +94,10 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
             version = self._versions.get(key.identity, UNKNOWN)
             other = self._solved(facts, ids, marked(plan).key, known)
             shorter = (
-                bounded(
-                    self.plan.spec, facts, way, version, approximate_replay, self.cost
-                )
+                bounded(self.plan.spec, facts, way, version, least, self.cost)
                 for way in (plan, other)
             )
-            # The first of equals: the exact one.
-            plan = max((plan, *shorter), key=lambda way: way.start)
+            plan = cheapest((plan, *shorter))
         self._watch.matched(plan)
         return plan
 

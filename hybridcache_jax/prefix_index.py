@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
-from hybridcache_jax.capacity import node_bytes
+from hybridcache_jax.capacity import KEY_BYTES, node_bytes
 from hybridcache_jax.claims import (
     NOTHING,
     Children,
@@ -55,9 +55,10 @@ class PrefixIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of token ids, claims and keys, and most that the nodes take besides."""
+        """Bytes of token ids and claims, and most that nodes and keys take besides."""
         own = node_bytes(self._spec)
-        return sum(node.nbytes + own for node in self._nodes())
+        nodes = sum(node.nbytes + own for node in self._nodes())
+        return nodes + KEY_BYTES * len(self._roots)
 
     def stored_keys(self) -> tuple[Key, ...]:
         """Keys under which something is claimed."""

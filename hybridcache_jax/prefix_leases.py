@@ -90,10 +90,12 @@ class LeaseMethods(PrefixParts):
           lease: the row.
 
         Raises:
+          ValueError: for a receipt that is no lease.
           LeaseError: if the lease no longer holds; nothing is published.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
+        leaselib.require_lease(lease)
         with self._index.provisional():
             published = self._publish(cache, lease, finished=False)
         if published is None:
@@ -122,15 +124,11 @@ class LeaseMethods(PrefixParts):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        own = lease if publish else None
-        if own is not None and not isinstance(own, Lease):
-            raise ValueError(
-                f"The receipt of row {lease.row} does not say what may be stored; "
-                "release it with publish=False."
-            )
+        if publish:
+            leaselib.require_lease(lease)
         with self._index.provisional():
-            if own is not None:
-                published = self._publish(cache, own, finished=True)
+            if isinstance(lease, Lease) and publish:
+                published = self._publish(cache, lease, finished=True)
                 cache = cache if published is None else published
                 self._at(Point.RELEASE_PUBLISHED)
             cache, status = self._release(cache, lease.row, lease.ticket)

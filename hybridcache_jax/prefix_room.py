@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from hybridcache_jax import eviction
+from hybridcache_jax._whole import whole
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.deadlines import deadline_at
+from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.forms import Form
 from hybridcache_jax.host_facts import snapshot
 from hybridcache_jax.observe.declarations import Why
@@ -33,8 +35,9 @@ class RoomMethods(PrefixParts):
                 f"make_room takes free blocks for each of {len(self.plan.blocks)} "
                 f"pools, got {len(blocks)} numbers; give 0 where none are wanted."
             )
+        wanted = [whole("A number of blocks", n, most=2**63 - 1) for n in blocks]
         self._line.require_newest(cache)
-        after = self._upkeep.make_room(cache, blocks)
+        after = self._upkeep.make_room(cache, wanted)
         return cache if after is cache else self._line.stamped(after)
 
     def evict(self, cache: HybridCache, form: Form) -> HybridCache:
@@ -73,10 +76,9 @@ class RoomMethods(PrefixParts):
           nbytes: bytes of stored blocks to give up.
 
         Raises:
-          ValueError: for a negative amount.
+          ValueError: for what is no whole number of bytes, 0 at least.
         """
-        if nbytes < 0:
-            raise ValueError(f"Bytes to give up cannot be negative, got {nbytes}.")
+        nbytes = whole("nbytes", nbytes, most=2**63 - 1)
         self._line.require_newest(cache)
         after = self._upkeep.without_dead_weight(cache)
         self._watch.lost(cache, after)
@@ -126,7 +128,8 @@ class RoomMethods(PrefixParts):
         Raises:
           ValueError: for a plan of another verdict, or a deadline below 1 or beyond the
             clock's end.
-          LeaseError: for a plan that another ``PrefixCache`` made.
+          LeaseError: for a plan that another ``PrefixCache`` made, or whose producer's
+            scope changed since it was matched.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
@@ -135,6 +138,11 @@ class RoomMethods(PrefixParts):
             raise ValueError(
                 f"Only a plan with the verdict NEEDS_IO has something to load, this "
                 f"one is {plan.verdict.name}."
+            )
+        if not self._rollout.holds(plan.key):
+            raise LeaseError(
+                "The reuse scope of this plan's producer changed since it was matched; "
+                "match again."
             )
         if deadline is None:
             due = min(int(cache.clock) + LOAD_TICKS, NEVER)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from hybridcache_jax._whole import whole
 from hybridcache_jax.forms import RULES, Form, required
 from hybridcache_jax.layers import Chunk
 from hybridcache_jax.replay import companions
@@ -58,14 +59,10 @@ class Retention:
           tokens: a multiple of the grid; the plan refuses others.
 
         Raises:
-          ValueError: if it is not positive, or beyond int32.
+          ValueError: if it is no whole number, not positive, or beyond int32.
         """
-        if not 1 <= tokens < 2**31:
-            raise ValueError(
-                f"Retention.every needs a distance of 1 to 2**31 - 1 tokens, got "
-                f"{tokens}."
-            )
-        return cls(Keep.EVERY, tokens)
+        distance = whole("The distance of Retention.every", tokens, least=1)
+        return cls(Keep.EVERY, distance)
 
     @classmethod
     def ends(cls) -> "Retention":

@@ -9,6 +9,7 @@ published, so what lies outside a scope is not filtered out: it is never met.
 import dataclasses
 import enum
 import math
+import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -46,7 +47,12 @@ class Scope(enum.IntEnum):
 _NAMES = {scope.name.lower(): scope for scope in Scope}
 
 
-@dataclasses.dataclass(frozen=True)
+LONGEST_ID = 128
+"""Characters of a request's or a session's id, or of a namespace: the index keeps
+them, and its plan counts them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Key:
     """What claims are kept under; equal exactly where reuse is allowed.
 
@@ -213,11 +219,20 @@ class Rollout:
           session: id of the session; "" for none.
 
         Raises:
-          ValueError: for an id that is no string.
+          ValueError: for an id that is no string of at most ``LONGEST_ID`` characters,
+            or a longer namespace.
         """
-        for name, given in (("request", request), ("session", session)):
-            if not isinstance(given, str):
-                raise ValueError(f"{name} must be a string, got {given!r}.")
+        named = {
+            "request": request,
+            "session": session,
+            "namespace": identity.namespace,
+        }
+        for name, given in named.items():
+            if not isinstance(given, str) or len(given) > LONGEST_ID:
+                raise ValueError(
+                    f"{name} must be a string of at most {LONGEST_ID} characters, got "
+                    f"{reprlib.repr(given)}; give a digest of a longer one."
+                )
         scope = self.scope(identity)
         owners = {Scope.REQUEST: request, Scope.SESSION: session}
         return Key(

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hybridcache_jax._whole import whole
 from hybridcache_jax.entry import Entry
 from hybridcache_jax.forms import RULES, Form, Geometry
 from hybridcache_jax.layer_references import check_references
@@ -131,6 +132,13 @@ class CacheSpec:
             compression ratio does not divide.
         """
         layers = tuple(layers)
+        if isinstance(block_tokens, Mapping):
+            for form in block_tokens:
+                if not isinstance(form, Form):
+                    raise ValueError(
+                        f"block_tokens names {form!r}, which is no form; expected "
+                        "members of hybridcache_jax.Form, such as Form.FULL_KV."
+                    )
         if not layers:
             raise ValueError("A CacheSpec needs at least one layer, got none.")
         check_references(layers)
@@ -312,9 +320,11 @@ def _block_size(wanted: int | Mapping[Form, int] | None, part: _Part) -> int:
     """Tokens per block of one pool."""
     per_entry = part.entry_tokens
     default = -(-DEFAULT_BLOCK_TOKENS // per_entry) * per_entry
-    by_form = {part.form: wanted} if isinstance(wanted, int) else wanted or {}
-    size = by_form.get(part.form, default)
-    if size < 1 or size % per_entry:
+    size = default if wanted is None else wanted
+    if isinstance(wanted, Mapping):
+        size = wanted.get(part.form, default)
+    size = whole(f"block_tokens for {part.form.name}", size, least=1)
+    if size % per_entry:
         raise ValueError(
             f"block_tokens for {part.form.name} must be a positive multiple of its "
             f"compression ratio {per_entry}, got {size}."

@@ -115,7 +115,7 @@ class Upkeep:
         """
         protected = self.protected(cache)
         begun = [
-            self._begin(table, np.int32(count), kept)
+            self._begin(table, np.int32(min(count, len(kept))), kept)
             for table, count, kept in zip(cache.tables, counts, protected, strict=True)
         ]
         chosen = [ids for _, ids in begun]
@@ -139,10 +139,13 @@ class Upkeep:
         return after
 
     def within_index(self, cache: HybridCache) -> HybridCache:
-        """Drops the oldest claims where no history bounds how many there are."""
+        """Drops the oldest claims where blocks do not bound how many there are."""
         outside = 0 if self._outer is None else self._outer.tier.tokens
         bound = self._plan.index_tokens + outside
-        if self._essential or self._index.stored_tokens <= bound:
+        # What is approximate claims the exact blocks before it once more.
+        marked = any(key.provenance for key in self._index.stored_keys())
+        bounded = bool(self._essential) and not marked
+        if bounded or self._index.stored_tokens <= bound:
             return cache
         now = self.facts(cache)
         self._index.shed(

@@ -56,9 +56,9 @@ class HostTier:
         Raises:
           ValueError: for a budget that cannot be read, or too small for one grid unit.
         """
-        limit, grid = parse_bytes(budget), plan.spec.grid
+        # A grid unit of history takes more than a byte; nobody has more of them.
+        limit, grid = min(parse_bytes(budget), 2**62), plan.spec.grid
 
-        # A grid unit of history takes more than a byte.
         size = functools.partial(tier_bytes, plan)
         grids = bisect.bisect_right(range(limit + 1), limit, key=size) - 1
         if grids < 1:

@@ -52,9 +52,12 @@ class LoadTimes:
                 continue
             since = self._asked.pop(report.load.number, None)
             if since is not None and report.ready:
-                seconds = self.now() - since
-                # A clock that was set back measures nothing; the load came all the
-                # same, and the cache that has it must reach the caller.
+                # A clock that fails or was set back measures nothing; the load came all
+                # the same, and the cache that has it must reach the caller.
+                try:
+                    seconds = self.now() - since
+                except Exception:
+                    continue
                 if 0 <= seconds < math.inf:
                     cost = cost.after_load(report.load.plan.bytes_to_load, seconds)
         return cost

@@ -144,7 +144,9 @@ def test_grid_counts_ratios_too():
 @pytest.mark.parametrize("size", [0, -4, 6, 32])
 def test_a_block_holds_whole_entries(size):
     layers = [LayerSpec(global_=Entries(ROW, 64, raw=ROW))]
-    with pytest.raises(ValueError, match="multiple of its compression ratio 64"):
+    with pytest.raises(
+        ValueError, match=r"multiple of its compression ratio 64|whole number"
+    ):
         CacheSpec.from_layers(layers, block_tokens=size)
 
 
@@ -530,7 +532,7 @@ def index_bytes(made: CapacityPlan) -> int:
     )
     claims = sum(tokens // pool.block_tokens for pool in made.spec.pools)
     sizes = {pool.block_tokens for pool in made.spec.pools}
-    node = 512 + 192 * len(sizes) + 4 * made.spec.grid
+    node = 512 + 192 * len(sizes) + 4 * made.spec.grid + 1280
     return 8 * claims + 8 * tokens + tokens // made.spec.grid * node
 
 
@@ -568,7 +570,7 @@ def test_a_plan_counts_what_blocks_are_copied_through():
 
 @settings(max_examples=60)
 @given(
-    budget=st.integers(30_000, 400_000),
+    budget=st.integers(50_000, 400_000),
     sequences=st.integers(1, 6),
     length=st.integers(1, 80),
     chunk=st.integers(1, 100),
@@ -716,9 +718,9 @@ def test_bytes_for_people(size, text):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_sequences": 0}, "max_sequences must be >= 1"),
-        ({"max_length": 0, "max_chunk": 1}, "max_length must be >= 1"),
-        ({"max_chunk": 0}, "max_chunk must be >= 1"),
+        ({"max_sequences": 0}, "max_sequences must be a whole number from 1"),
+        ({"max_length": 0, "max_chunk": 1}, "max_length must be a whole number from 1"),
+        ({"max_chunk": 0}, "max_chunk must be a whole number from 1"),
         ({"max_chunk": 65}, "max_chunk 65 exceeds max_length 64"),
         ({"blocks": (40,)}, "one number per pool"),
         ({"blocks": (20, 40)}, r"swa_window\.0 needs at least 21 blocks"),
@@ -739,5 +741,5 @@ def test_positions_fit_into_int32():
     assert fits.blocks[0] * 4 <= 2**31 - 1
     with pytest.raises(ValueError, match="plan fewer blocks"):
         dataclasses.replace(made, blocks=(largest + 1, made.blocks[1]))
-    with pytest.raises(ValueError, match="int32"):
+    with pytest.raises(ValueError, match="whole number"):
         plan(max_length=2**31, budget="64GiB")

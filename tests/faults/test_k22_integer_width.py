@@ -116,7 +116,7 @@ def test_every_position_of_an_accepted_plan_fits(size, blocks, length, window):
     ("change", "message"),
     [
         ({"max_length": LAST}, "int32 range of positions"),
-        ({"stored_tokens": 2**31}, "int32 range of positions"),
+        ({"stored_tokens": 2**31}, "whole number from 0 to 2147483647"),
         ({"blocks": (2**29,)}, "plan fewer blocks"),
     ],
 )

@@ -195,3 +195,55 @@ def test_models_with_recurrent_layers_have_no_bounded_replay():
     plan = dataclasses.replace(plan, lost_length=12)
     facts = HostFacts(model.plan.spec, model.empty.tables)
     assert bounded(model.plan.spec, facts, plan, 0, 1, hc.CostModel()) is plan
+
+
+def windows_alone(stored, **options):
+    """Two windows of 3 over a full layer in blocks of 4; no window is ever stored."""
+    layers = toy.window(3), toy.window(3), toy.FULL
+    return toy.model(
+        layers,
+        blocks=4,
+        style="chain",
+        stored=stored,
+        max_length=32,
+        retention=hc.Retention.none(),
+        **options,
+    )
+
+
+def test_the_approximate_way_is_taken_only_where_it_is_the_cheapest():
+    """Exact: run 13 of 25 tokens.  Approximate: load for 15 and run 5, or run 11."""
+    model = windows_alone(96)
+    session = toy.Session(model, tier=hc.HostTier(model.plan, budget="1MiB"))
+    prompt = np.random.default_rng(0).integers(0, 10, 25).tolist()
+    session.store(prompt[:17])
+    lease = session.acquire(ask(session, 2, prompt))
+    session.feed(lease, prompt[lease.plan.start :])
+    session.release(lease)
+    session.evict(hc.Form.FULL_KV)
+    cold = session.acquire(session.prefixes.cold_plan(prompt[:17], model.identity))
+    session.feed(cold, prompt[:17])
+    session.release(cold)
+    block = model.plan.spec.pools[-1].block_bytes
+    session.prefixes.cost = hc.CostModel(1.0, 15 / (6 * block))
+    exact, plan = session.match(prompt), ask(session, 2, prompt)
+    assert (exact.provenance, exact.seconds) == (EXACT, 13.0)
+    assert plan.verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
+    assert (plan.provenance, plan.seconds) == (APPROXIMATE, 11.0)
+    # All that was weighed is said, the chosen one first and the others by cost.
+    seconds = [way.seconds for way in plan.alternatives]
+    assert seconds[0] == 11.0
+    assert seconds[1:] == sorted(seconds[1:])
+    assert set(exact.alternatives) < set(plan.alternatives)
+
+
+def test_claims_that_are_made_twice_stay_within_the_plan_of_the_index():
+    """The approximate prefix claims the exact blocks before it once more."""
+    session = toy.Session(windows_alone(0))
+    prompt = np.random.default_rng(0).integers(0, 10, 32).tolist()
+    session.store(prompt[:25])
+    lease = session.acquire(ask(session, 2, prompt))
+    session.feed(lease, prompt[lease.plan.start :])
+    session.release(lease)
+    assert session.prefixes.stored_tokens <= session.model.plan.index_tokens
+    assert not violations(session.cache)

@@ -151,4 +151,14 @@ LEASES = (
             "tests/faults/test_fork_and_rewind.py::test_cut_into_a_shared_prefix_the_row_publishes_its_own_tokens",
         ),
     ),
+    Mutation(
+        "any-receipt-moves-a-row",
+        "branching.py",
+        "            require_lease(lease)\n",
+        "            pass\n",
+        "a receipt without a plan is taken, and the cache is lost on the way",
+        (
+            "tests/faults/test_bad_receipts.py::test_what_is_said_of_a_lease_in_doubt_is_no_lease",
+        ),
+    ),
 )

@@ -107,6 +107,17 @@ SCOPES = (
         (_CONTENTS + "test_a_rewound_row_is_stored_with_what_it_ran_last",),
     ),
     Mutation(
+        "latest-start-for-cheapest",
+        "approximate.py",
+        "best = min(plans, key=lambda plan: plan.seconds)",
+        "best = max(plans, key=lambda plan: plan.start)",
+        "an approximate plan that waits for I/O replaces cheaper ones",
+        (
+            _PROVENANCE
+            + "test_the_approximate_way_is_taken_only_where_it_is_the_cheapest",
+        ),
+    ),
+    Mutation(
         "approximate-marked-as-exact",
         "approximate.py",
         "key = dataclasses.replace(plan.key, provenance=Provenance.APPROXIMATE)",

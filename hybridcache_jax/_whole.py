@@ -1,0 +1,27 @@
+"""Whole numbers as callers give them."""
+
+import operator
+from typing import Any
+
+
+def whole(name: str, value: Any, *, least: int = 0, most: int = 2**31 - 1) -> int:
+    """A number as a caller gave it, if it is whole and in range.
+
+    Args:
+      name: what the caller calls it.
+      value: an integer of Python or NumPy.
+      least: smallest that is taken.
+      most: largest that is taken.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise ValueError(
+            f"{name} must be a whole number from {least} to {most}, got {value!r}."
+        )
+    return number
