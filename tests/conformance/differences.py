@@ -64,6 +64,11 @@ _ROWS = "A row gets all it needs or nothing; rows that fit run although others d
 _FINE = "With blocks that end at the checkpoint it stays a resume point of its own."
 _REPLAY = "The history is whole, so a replay of the window alone is proved and cheaper."
 
+_REPLAYED = (
+    "Nobody names the forms to share: one window is gone, and the replay that rebuilds "
+    "it begins where the other one has to be rebuilt, too, in blocks of the row."
+)
+
 _EVERY = (
     "Retention.every keeps multiples of its distance and nothing else; the repeated "
     "prompt replays its last window."
@@ -133,7 +138,6 @@ DIFFERENCES = (
     ),
     Difference("C35", "6", "hit", 0, _WHOLE),
     Difference("C35", "6", "lens", [0, 0], _WHOLE),
-    Difference("C35", "8", "num_copies", 0, _WHOLE),
     Difference("C23", "3", "units", [7, 15], _EVERY),
     Difference("C25", "3", "units", [11], _DRAFT),
     Difference("C25", "6", "hit", 96, _DRAFT),
@@ -157,13 +161,13 @@ DIFFERENCES = (
     Difference("O04", "3", "fail", False, _SINGLY),
     Difference("O04", "4", "result", "MISS", _SINGLY),
     Difference("O04", "5", "result", "MISS", _SINGLY),
-    Difference("sgl-tier-09", "c0", "kept", True, _SAVED),
+    Difference("sgl-tier-09", "0", "kept", True, _SAVED),
     Difference("sgl-tier-11", "0", "reserved", 3, _READ),
     Difference("sgl-tier-11", "1", "reserved", 3, _READ),
     Difference("sgl-tier-11", "x", "tokens_asked", 3, _READ),
     Difference("sgl-tier-11", "x", "aborted", False, _LATER),
-    Difference("sgl-tier-15", "host_to_device_copy", "verdict", "io_wait", _AGAIN),
-    Difference("sgl-tier-15", "device_capacity", "verdict", "io_wait", _AGAIN),
+    Difference("sgl-tier-15", "0", "verdict", "io_wait", _AGAIN),
+    Difference("sgl-tier-15", "1", "verdict", "io_wait", _AGAIN),
     Difference("sgl-file-05", "3", "verdict", "resumable", _LEFT),
     Difference("lmc-fault-01", "l", "verdict", "resumable", _LEFT),
     Difference("trt-ssm-05", "1", "hit", 64, _AGE),
@@ -171,13 +175,13 @@ DIFFERENCES = (
     Difference("sgl-swa-01", "m5", "hit", 5, _VICTIM),
     Difference("sgl-swa-01", "m5", "verdict", "resumable", _VICTIM),
     Difference("sgl-swa-01", "m5", "miss_group", None, _VICTIM),
-    Difference("sgl-swa-03", "0", "swa", 3, _PAGES),
-    Difference("sgl-swa-03", "1", "swa", 3, _PAGES),
-    Difference("sgl-swa-03", "2", "swa", 0, _PAGES),
-    Difference("sgl-swa-03", "6", "swa", 2, _PAGES),
-    Difference("sgl-swa-03", "7", "swa", 4, _PAGES),
-    Difference("sgl-swa-03", "9", "swa", 3, _PAGES),
-    Difference("sgl-swa-03", "12", "swa", 2, _PAGES),
+    Difference("sgl-swa-03", "0", "protected.swa", 3, _PAGES),
+    Difference("sgl-swa-03", "1", "protected.swa", 3, _PAGES),
+    Difference("sgl-swa-03", "2", "protected.swa", 0, _PAGES),
+    Difference("sgl-swa-03", "6", "protected.swa", 2, _PAGES),
+    Difference("sgl-swa-03", "7", "protected.swa", 4, _PAGES),
+    Difference("sgl-swa-03", "9", "protected.swa", 3, _PAGES),
+    Difference("sgl-swa-03", "12", "protected.swa", 2, _PAGES),
     Difference("sgl-swa-05", "f", "frontier", False, _PASSING),
     *(
         Difference(
@@ -204,6 +208,8 @@ DIFFERENCES = (
     Difference("trt-swa-02", "a", "hit", 96, _WHOLE),
     Difference("trt-het-01", "p", "hit", 256, _WHOLE),
     Difference("trt1-01", "a", "hit", 4, _WHOLE),
+    Difference("trt-grp-01", "r", "shared_pages", ["full"], _REPLAYED),
+    Difference("trt-grp-01", "r", "private_pages", ["g1", "g2"], _REPLAYED),
     Difference("idx-03", "a", "verdict", "partial_recompute", _REPLAY),
 )
 

@@ -62,6 +62,10 @@ class Tier(FaultyTier):
         held = np.flatnonzero(table.stage == Stage.ON_DISK)
         return held[np.argsort(table.first[held], kind="stable")].tolist()
 
+    def payloads(self, pool: int) -> list[int]:
+        """Places of a pool of which there are bytes."""
+        return list(self._payloads[pool])
+
     def lose(self, pool: int, place: int) -> None:
         """The content is gone, the facts do not know it."""
         del self._payloads[pool][place]
@@ -70,11 +74,16 @@ class Tier(FaultyTier):
 class Host:
     """One cache, its stored prefixes, and the laws checked at every change."""
 
-    def __init__(self, plan: hc.CapacityPlan, tier: Tier | None = None):
+    def __init__(
+        self,
+        plan: hc.CapacityPlan,
+        tier: Tier | None = None,
+        metrics: hc.Metrics = hc.Metrics(),
+    ):
         self.plan = plan
         self.cache = hc.init(plan)
         policy = hc.ReusePolicy("namespace")
-        self.prefixes = hc.PrefixCache(plan, policy=policy, tier=tier)
+        self.prefixes = hc.PrefixCache(plan, policy=policy, tier=tier, metrics=metrics)
 
     def put(self, cache: hc.HybridCache) -> None:
         assert violations(cache) == []
@@ -203,6 +212,16 @@ class Host:
         good &= np.array(table.stage)[place] == Stage.SEALED
         return np.flatnonzero(good).tolist()
 
+    def held_ids(self, tokens, pool: int) -> set[int]:
+        """Ids of the stored blocks of a prompt in one pool."""
+        ids = self.claims(tokens).blocks[pool]
+        return set(ids[self.held(tokens, pool)].tolist())
+
+    def uses(self, pool: int, ids) -> set[tuple[int, int]]:
+        """Ids with their epochs: what is handed out again is another use."""
+        epochs = np.array(self.cache.tables[pool].epoch)
+        return {(block, int(epochs[block])) for block in ids}
+
     def needed(self, pool: int, point: int) -> list[int]:
         """Numbers of the blocks that resuming at ``point`` reads in one pool."""
         spec = self.plan.spec.pools[pool]
@@ -218,8 +237,8 @@ class Host:
         assert sequence.lease is not None
         row = sequence.lease.row
         ids = np.array(self.cache.rows.blocks[pool])[row]
-        held = self.cache.rows.held[row, pool]
-        reach = np.array([max(int(self.cache.rows.length[row]), int(held))])
+        held = np.array(self.cache.rows.held)[row, pool]
+        reach = np.array([max(np.array(self.cache.rows.length)[row], held)])
         size = self.plan.spec.pools[pool].block_tokens
         numbers = block_numbers(reach, size, len(ids))[0]
         return {

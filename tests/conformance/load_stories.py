@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 from engine_stories import bound
-from host import Host, Sequence, hit
+from host import Host, Sequence, Tier, hit
 from scenario_spec import layout, plan
 from tier_stories import tiered
 from tree_steps import VERDICTS
@@ -86,7 +86,8 @@ def bad_block_leaves_the_index(scenario: dict):
 
 def failed_load_takes_nothing(scenario: dict):
     """A copy that fails, and a pool without room: no state is taken."""
-    for row in scenario["steps"][0]["rows"]:
+    state = layout(scenario["groups"]).pools[1]
+    for number, row in enumerate(scenario["steps"][0]["rows"]):
         host, tier = tiered(
             scenario["groups"], length=16, grids=16, rows=2, blocks=(32, 6)
         )
@@ -103,8 +104,15 @@ def failed_load_takes_nothing(scenario: dict):
         before = host.prefixes.account(host.cache)
         report = host.load(prompt)
         assert report.stage == (LoadStage.ROOM if tight else LoadStage.READ)
-        step = row["fault"]
+        step = str(number)
         yield step, "loaded_tokens", 0, hit(host.look_up(prompt))
+        taken = host.held_ids(prompt, state)
+        if not tight:
+            request = Sequence(prompt)
+            host.open(request)
+            taken |= set(host.row_blocks(request, state).values())
+            host.close(request, publish=False)
+        yield step, "request_state_slot", None, next(iter(taken), None)
         same = host.prefixes.account(host.cache) == before
         yield step, "state_pool", "baseline", "baseline" if same else "changed"
         verdict = VERDICTS[host.look_up(prompt).verdict]
@@ -132,19 +140,24 @@ def damaged_store(scenario: dict):
         tier.damage(None)
         found = host.look_up(prompt)
         want = {0: 0, 1: 0, 2: 5, 3: 5}[number]
-        yield str(number), "hit", want, found.length
+        yield str(number), "hit" + "_after_load" * (number == 3), want, found.length
         if number == 3:
             assert host.load(prompt).ready
             verdict = VERDICTS[host.look_up(prompt).verdict]
             yield "3", "verdict", row["verdict"], verdict
         host.store(prompt, cold=True)
         alive = hit(host.look_up(prompt)) == len(prompt)
-        yield str(number), "worker_alive", True, alive
+        if "worker_alive" in row:
+            yield str(number), "worker_alive", row["worker_alive"], alive
+        assert alive
 
 
 def gap_in_a_load(scenario: dict):
     """One chunk of eight is gone: what is before it is loaded, what is after goes."""
-    host, tier = tiered(scenario["groups"], length=2049, grids=16)
+    registry = hc.MemoryRegistry()
+    capacity = plan(scenario["groups"], length=2049)
+    tier = Tier(capacity, 16)
+    host = Host(capacity, tier, hc.Metrics(registry))
     prompt = list(range(2048))
     host.store(prompt)
     host.move_out()
@@ -153,8 +166,10 @@ def gap_in_a_load(scenario: dict):
     yield "m", "verdict", "io_wait", VERDICTS[found.verdict]
     _lose(host, tier, prompt, 5)
     assert host.load(prompt).failed
+    counted = registry.value("hybridcache_load_failures_total")
     host.put(host.prefixes.recover(host.cache))
     expect = scenario["expect"]["l"]
+    yield "l", "counter", "load_failure", "load_failure" if counted == 1 else counted
     yield "l", "released_chunks", expect["released_chunks"], 8 - len(tier.held(0))
     assert host.load(prompt).ready
     found = host.look_up(prompt)
