@@ -52,7 +52,8 @@ def plan_capacity(
       retention: at which resume points bounded forms are kept; one policy for all of
         them, or one for each form that is named.
       staging_blocks: blocks that are copied to or from an outer tier in one call; a
-        ``PrefixCache`` with a tier needs at least one, 16 are plenty.
+        ``PrefixCache`` with a tier needs at least one, 16 are plenty.  The budget pays
+        for them on the device and in host memory (``CapacityPlan.staging_bytes``).
       backend: None for JAX's default backend.
 
     Raises:

@@ -45,7 +45,7 @@ class CapacityPlan:
       stored_length: tokens that one stored sequence was taken to have, prompt and
         output; decides how often ``Retention.ends`` keeps something.
       staging_blocks: blocks that are copied to or from an outer tier in one call; 0
-        for caches without one.
+        for caches without one.  See ``staging_bytes``.
     """
 
     spec: CacheSpec
@@ -169,6 +169,20 @@ class CapacityPlan:
         )
 
     @property
+    def staging_bytes(self) -> int:
+        """Most bytes that blocks on their way to or from an outer tier take.
+
+        On the device a batch of ``staging_blocks`` blocks of one pool, which was taken
+        out of it or is about to be placed in it; in host memory the same batch, and on
+        the way out the payload of one block that the tier has not taken yet.  What the
+        tier holds is in its own budget.
+        """
+        # One batch of one pool is copied at a time.
+        largest = max(pool.block_bytes for pool in self.spec.pools)
+        blocks = 2 * self.staging_blocks + 1 if self.staging_blocks else 0
+        return blocks * largest
+
+    @property
     def overhead_bytes(self) -> int:
         """Bytes of state tables, row tables, the host's index and staging."""
         pools = len(self.blocks)
@@ -178,10 +192,8 @@ class CapacityPlan:
         # Per row id and epoch of each column, `since` and `held` of each pool, ticket,
         # version, provenance, length, `known`, deadline, the token log, and one flag.
         row = (2 * columns + 2 * pools + 6 + self.max_length) * INT32_BYTES + 1
-        # One pool is copied at a time.
-        staging = self.staging_blocks * max(p.block_bytes for p in self.spec.pools)
         index = self.index_bytes(self.index_tokens)
-        return tables + self.max_sequences * row + index + staging
+        return tables + self.max_sequences * row + index + self.staging_bytes
 
     def index_bytes(self, tokens: int) -> int:
         """Most bytes of the host's index for so many stored tokens.

@@ -90,7 +90,8 @@ class Outer:
         """Copies blocks that are about to go, and leads their claims to the copies.
 
         A block for which the tier has no place, or which it fails to take, is left to
-        go: room is made whatever the tier does.
+        go: room is made whatever the tier does.  Besides what the tier holds there
+        is never more than one batch of copies, and the payload of one block.
 
         Args:
           cache: the cache between the two phases of an eviction.
@@ -105,23 +106,56 @@ class Outer:
             labels = np.stack(columns)
             epochs = np.asarray(table.epoch)[ids]
             needed = self._needed_places(pool, int(cache.clock))
-            kept, places, stamps = [], [], []
-            payloads = self._transfer.out(cache, pool, ids)
-            for at, payload in enumerate(payloads):
-                facts = dict(zip(LABELS, labels[:, at].tolist(), strict=True))
-                try:
-                    place = self.tier.store(pool, payload, **facts, needed=needed)
-                except Exception:  # a tier may fail in any way of its own
-                    self._watch.store_failed(pool)
-                    continue
-                if place is not None:
-                    kept.append(at)
-                    places.append(place)
-                    # A later block may drop this one and take its place.
-                    stamps.append(self.tier.places[pool].epoch[place])
+            found = []
+            for start in range(0, len(ids), self.plan.staging_blocks):
+                some = slice(start, start + self.plan.staging_blocks)
+                found += self._stored_batch(
+                    cache, pool, ids[some], labels[:, some], needed
+                )
+            kept = [at for at, place in enumerate(found) if place is not None]
+            places = [place for place, _ in filter(None, found)]
+            stamps = [stamp for _, stamp in filter(None, found)]
             new = self._ids(pool, places), np.array(stamps, np.int32)
             self.index.move(pool, (ids[kept], epochs[kept]), new)
             self._watch.moved_out(pool, len(kept))
+
+    def _stored_batch(
+        self,
+        cache: HybridCache,
+        pool: int,
+        ids: np.ndarray,
+        labels: np.ndarray,
+        needed: np.ndarray,
+    ) -> list[tuple[int, int] | None]:
+        """Copies one batch to the tier; the batch is gone when this returns.
+
+        Returns:
+          Per block its place and the place's epoch, None if the tier has not taken it.
+        """
+        taken, found = self._transfer.take(cache, pool, ids), []
+        for at in range(len(ids)):
+            planes = {name: plane[:, at] for name, plane in taken.items()}
+            found.append(self._stored(pool, planes, labels[:, at].tolist(), needed))
+        return found
+
+    def _stored(
+        self,
+        pool: int,
+        planes: dict[str, np.ndarray],
+        labels: list[int],
+        needed: np.ndarray,
+    ) -> tuple[int, int] | None:
+        """Copies one block to the tier: see :meth:`_stored_batch`."""
+        payload, facts = Payload.sealed(planes), zip(LABELS, labels, strict=True)
+        try:
+            place = self.tier.store(pool, payload, **dict(facts), needed=needed)
+        except Exception:  # a tier may fail in any way of its own
+            self._watch.store_failed(pool)
+            return None
+        if place is None:
+            return None
+        # A later block may drop this one and take its place.
+        return place, int(self.tier.places[pool].epoch[place])
 
     def ask(self, plan: ResumePlan, deadline: int) -> Load:
         """Asks for what a plan needs from the tier; nothing is read yet.
@@ -251,8 +285,9 @@ class Outer:
     ) -> HybridCache:
         """Puts what was verified in place, of the loads for which there is room.
 
-        All of it is made ready first: whatever can fail has been done before any memory
-        is donated, so a call that is cut short leaves the cache that it was given.
+        All of it is made ready first, the memory for one batch too: whatever can fail
+        has been done before any memory is donated, so a call that is cut short leaves
+        the cache that it was given.  Payloads stay in the tier until they are placed.
         """
         tables, coming, stands = list(cache.tables), [], []
         known: list[set[int]] = [set() for _ in tables]
@@ -279,8 +314,10 @@ class Outer:
                 known[pool].update(places.tolist())
                 coming.append((places, arrival, arrival.ids))
             stands.append(LoadReport(pending.load, LoadStage.REGISTERED))
+        staging = self._transfer.staging()
         self._at(Point.LOAD_RECEIVED)
-        cache = self._transfer.place(cache, [arrival for _, arrival, _ in coming])
+        arrivals = [arrival for _, arrival, _ in coming]
+        cache = self._transfer.place(cache, arrivals, staging)
         # Claims follow once all of it is there.
         for places, arrival, ids in coming:
             self._arrived(cache, arrival.pool, places, ids)

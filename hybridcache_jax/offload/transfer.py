@@ -1,6 +1,11 @@
-"""Blocks between device memory and payloads, a fixed number in one compiled call."""
+"""Blocks between device memory and payloads, a fixed number in one compiled call.
+
+No more than one such batch is copied at a time, and it is gone before the next one:
+what moves takes the memory that the plan sets aside, however many blocks there are.
+"""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
@@ -24,14 +29,14 @@ class Arrival:
     Attributes:
       pool: index of the pool.
       table: its facts once they are there.
-      parts: for each compiled call, ``[K]`` ids (``P`` for padding) and the memory,
-        plane to ``[L, K, S, width]``.
+      parts: for each compiled call, ``[K]`` ids (``P`` for padding) and the blocks,
+        ``K`` or fewer; nothing of them is copied yet.
       count: how many blocks.
     """
 
     pool: int
     table: StateTable
-    parts: tuple[tuple[jax.Array, dict[str, np.ndarray]], ...]
+    parts: tuple[tuple[jax.Array, Sequence[Payload]], ...]
     count: int
 
     @property
@@ -51,24 +56,22 @@ class Transfer:
         self._place = jax.jit(_place, donate_argnums=0)
         self._receive = jax.jit(_receive, static_argnames="form")
 
-    def out(self, cache: HybridCache, pool: int, ids: np.ndarray) -> list[Payload]:
-        """Copies of blocks; they are complete when this returns.
+    def take(
+        self, cache: HybridCache, pool: int, ids: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """A copy of one batch of blocks; it is complete when this returns.
 
         Args:
           cache: the cache.
           pool: index of the pool.
-          ids: ``[n]`` int32.
+          ids: ``[n]`` int32, ``n <= K``.
+
+        Returns:
+          Plane to ``[L, K, S, width]``; places from ``n`` on hold zeros.
         """
-        found = []
-        for start in range(0, len(ids), self._batch):
-            some = ids[start : start + self._batch]
-            padded = np.full(self._batch, self.plan.blocks[pool], np.int32)
-            padded[: len(some)] = some
-            taken = jax.device_get(self._take(cache.pools[pool], padded))
-            for place in range(len(some)):
-                planes = {name: plane[:, place] for name, plane in taken.items()}
-                found.append(Payload.sealed(planes))
-        return found
+        padded = np.full(self._batch, self.plan.blocks[pool], np.int32)
+        padded[: len(ids)] = ids
+        return jax.device_get(self._take(cache.pools[pool], padded))
 
     def receive(
         self,
@@ -78,13 +81,13 @@ class Transfer:
         payloads: list[Payload],
         labels: np.ndarray,
     ) -> Arrival:
-        """Makes verified blocks ready to be placed; changes nothing.
+        """Hands out ids for verified blocks and makes the facts; changes nothing.
 
         Args:
           cache: the cache.
           pool: index of the pool.
           table: its facts after what was received before; there is room.
-          payloads: ``n`` blocks.
+          payloads: ``n`` blocks; they are kept as they are until they are placed.
           labels: ``[len(LABELS), n]`` int32, what the facts say of them.
         """
         parts = []
@@ -96,18 +99,33 @@ class Transfer:
             parts.append(part)
         return Arrival(pool, table, tuple(parts), len(payloads))
 
-    def place(self, cache: HybridCache, arrivals: Sequence[Arrival]) -> HybridCache:
+    def staging(self) -> np.ndarray:
+        """Host memory for one batch of any pool, ``[bytes]`` uint8."""
+        largest = max(pool.block_bytes for pool in self.plan.spec.pools)
+        return np.empty(self._batch * largest, np.uint8)
+
+    def place(
+        self, cache: HybridCache, arrivals: Sequence[Arrival], staging: np.ndarray
+    ) -> HybridCache:
         """Puts blocks into the memory that was made ready for them, and seals them.
 
         Args:
           cache: the cache from which they were received; its memory is donated.
           arrivals: in the order in which they were received.
+          staging: from :meth:`staging`; every batch is copied through it.
         """
         pools, tables = list(cache.pools), list(cache.tables)
         for arrival in arrivals:
             tables[arrival.pool] = arrival.table
-            for ids, memory in arrival.parts:
-                pools[arrival.pool] = self._place(pools[arrival.pool], ids, memory)
+            memory = self._views(staging, pools[arrival.pool])
+            for ids, payloads in arrival.parts:
+                for place, payload in enumerate(payloads):
+                    for name, plane in memory.items():
+                        plane[:, place] = payload.planes[name]
+                # Places without a block keep what they held; their ids drop it.
+                placed = self._place(pools[arrival.pool], ids, memory)
+                # A call may read host memory where it lies, and after it returned.
+                pools[arrival.pool] = jax.block_until_ready(placed)
         return dataclasses.replace(cache, pools=tuple(pools), tables=tuple(tables))
 
     def warm_up(self, cache: HybridCache) -> HybridCache:
@@ -117,7 +135,8 @@ class Transfer:
             self._take(cache.pools[pool], nothing)
             labels = np.zeros((len(LABELS), 0), np.int32)
             table, part = self._received(cache, pool, cache.tables[pool], [], labels)
-            cache = self.place(cache, [Arrival(pool, table, (part,), 0)])
+            arrival = Arrival(pool, table, (part,), 0)
+            cache = self.place(cache, [arrival], self.staging())
         return cache
 
     def _received(
@@ -127,21 +146,27 @@ class Transfer:
         table: StateTable,
         some: list[Payload],
         labels: np.ndarray,
-    ) -> tuple[StateTable, tuple[jax.Array, dict[str, np.ndarray]]]:
-        """Facts, ids and memory of no more blocks than one compiled call takes."""
+    ) -> tuple[StateTable, tuple[jax.Array, list[Payload]]]:
+        """Facts and ids of no more blocks than one compiled call takes."""
         facts = np.zeros((len(LABELS), self._batch), np.int32)
         facts[:, : len(some)] = labels
         want = np.arange(self._batch) < len(some)
         form = self.plan.spec.pools[pool].form
         table, ids = self._receive(table, want, *facts, cache.clock, form=form)
-        memory = {}
-        for name, plane in cache.pools[pool].items():
+        return table, (ids, some)
+
+    def _views(
+        self, staging: np.ndarray, memory: dict[str, jax.Array]
+    ) -> dict[str, np.ndarray]:
+        """A batch of one pool within host memory, plane to ``[L, K, S, width]``."""
+        views, start = {}, 0
+        for name, plane in memory.items():
             layers, _, *entry = plane.shape
-            block = np.zeros((layers, self._batch, *entry), plane.dtype)
-            for place, payload in enumerate(some):
-                block[:, place] = payload.planes[name]
-            memory[name] = block
-        return table, (ids, memory)
+            shape = (layers, self._batch, *entry)
+            stop = start + math.prod(shape) * plane.dtype.itemsize
+            views[name] = staging[start:stop].view(plane.dtype).reshape(shape)
+            start = stop
+        return views
 
 
 def _receive(

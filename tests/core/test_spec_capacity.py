@@ -560,10 +560,11 @@ def test_a_plan_counts_every_byte(shape, stored):
 
 
 def test_a_plan_counts_what_blocks_are_copied_through():
-    """One pool's blocks at a time: as much memory as those of the largest pool."""
+    """One batch of one pool, on the device and on the host, and a payload."""
     without, made = plan(stored_tokens=40), plan(stored_tokens=40, staging_blocks=3)
     largest = max(pool.block_bytes for pool in made.spec.pools)
-    assert made.total_bytes - without.total_bytes == 3 * largest
+    assert made.total_bytes - without.total_bytes == (3 + 3 + 1) * largest
+    assert (without.staging_bytes, made.staging_bytes) == (0, 7 * largest)
     with pytest.raises(ValueError, match="staging_blocks"):
         plan(staging_blocks=-1)
 

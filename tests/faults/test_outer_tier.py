@@ -668,15 +668,18 @@ def test_a_place_says_all_that_the_block_said():
     assert set(places.form[held]) == {Form.ON_DISK_PREFIX}
     payloads = [session.tier.read(0, place) for place in held.tolist()]
     arrival = transfer.receive(session.cache, 0, table, payloads, labels)
-    cache, ids = transfer.place(session.cache, [arrival]), arrival.ids
-    back = cache.tables[0]
+    cache = transfer.place(session.cache, [arrival], transfer.staging())
+    back, ids = cache.tables[0], arrival.ids
     for name, column in zip(LABELS, labels, strict=True):
         assert np.asarray(getattr(back, name))[ids].tolist() == column.tolist()
     assert np.asarray(back.kept)[ids].all()
 
 
 def test_what_cannot_be_received_leaves_the_cache_whole():
-    """Of two loads, and of three pools: the last one fails, nothing was written."""
+    """Of two loads, and of three pools: the last one fails, nothing was written.
+
+    Neither is it where there is no memory to copy through.
+    """
     session = Tiered(toy.fine())
     for prompt in (CHAT, OTHER):
         session.store(prompt, each=True)
@@ -690,10 +693,17 @@ def test_what_cannot_be_received_leaves_the_cache_whole():
             raise MemoryError("no room on the host")
         return receive(*arguments)
 
+    def fails_to_stage():
+        raise MemoryError("nothing to copy through")
+
     receive, transfer.receive = transfer.receive, fails
     with pytest.raises(MemoryError, match="no room on the host"):
         session.poll()
-    transfer.receive = receive
+    transfer.receive, staging = receive, transfer.staging
+    transfer.staging = fails_to_stage
+    with pytest.raises(MemoryError, match="nothing to copy through"):
+        session.poll()
+    transfer.staging = staging
     assert not any(x.is_deleted() for x in jax.tree.leaves(before))
     reports = session.poll()
     assert [(r.load, r.ready) for r in reports] == [(load, True) for load in loads]

@@ -3,6 +3,7 @@
 from .record import OUTER, Mutation
 
 _ENDS = "tests/faults/test_loads_that_end.py::"
+_STAGING = "tests/faults/test_staging_memory.py::"
 
 TIERS = (
     Mutation(
@@ -215,5 +216,21 @@ TIERS = (
         "pending.cancelled |= False",
         "a load is registered for a request that is over",
         (_ENDS + "test_a_load_ends_with_its_request",),
+    ),
+    Mutation(
+        "staged-as-a-whole",
+        "offload/transfer.py",
+        "np.empty(self._batch * largest, np.uint8)",
+        "np.empty(max(self.plan.blocks) * largest, np.uint8)",
+        "a load takes host memory for a whole pool, where a batch was planned",
+        (_STAGING + "test_a_load_is_copied_batch_by_batch",),
+    ),
+    Mutation(
+        "refilled-while-it-is-read",
+        "offload/transfer.py",
+        "jax.block_until_ready(placed)",
+        "placed",
+        "the next batch is written over the one that is being placed",
+        (_STAGING + "test_no_batch_is_filled_before_the_last_one_was_read",),
     ),
 )
