@@ -251,7 +251,7 @@ class CapacityPlan:
         return "\n".join(lines)
 
 
-KEY_BYTES = 1280
+KEY_BYTES = 1408
 """Most bytes of a key of the host's index with its root: a request's id, a tenant's
 namespace (``rollout.LONGEST_ID`` characters each) and the objects around them."""
 

@@ -532,7 +532,7 @@ def index_bytes(made: CapacityPlan) -> int:
     )
     claims = sum(tokens // pool.block_tokens for pool in made.spec.pools)
     sizes = {pool.block_tokens for pool in made.spec.pools}
-    node = 512 + 192 * len(sizes) + 4 * made.spec.grid + 1280
+    node = 512 + 192 * len(sizes) + 4 * made.spec.grid + 1408
     return 8 * claims + 8 * tokens + tokens // made.spec.grid * node
 
 

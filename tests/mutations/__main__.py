@@ -54,7 +54,11 @@ def main() -> int:
     if arguments.machine:
         count = OPERATIONS if arguments.operations is None else arguments.operations
         seed = SEED if arguments.seed is None else arguments.seed
-        code, output = run_machine(REPOSITORY, count, seed)
+        models = {name: MACHINE.get(name, "fine") for name in chosen}
+        for model in sorted(set(models.values())):
+            code, output = run_machine(REPOSITORY, model, count, seed)
+            if code:
+                break
     else:
         tests = sorted({test for name in chosen for test in known[name].tests})
         code, output = run_tests(REPOSITORY, tests)
@@ -64,7 +68,7 @@ def main() -> int:
     verdicts = []
     for name in chosen:
         if arguments.machine:
-            outcome = try_in_machine(known[name], count, seed)
+            outcome = try_in_machine(known[name], models[name], count, seed)
         else:
             outcome = try_one(known[name])
         verdicts.append(outcome.verdict)

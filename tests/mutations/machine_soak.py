@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from hybridcache_jax.testing.soak.run import TIERS, operations, replay
-from hybridcache_jax.testing.toy_models import fine
+from hybridcache_jax.testing.toy_models import SOAKED
 
 DIFFERS = 3
 """Exit code for a difference; 1 is that of a run that could not begin."""
@@ -23,13 +23,14 @@ EPISODE = 250
 def main() -> int:
     """Draws operations and compares: 0 or ``DIFFERS``."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=SOAKED)
     parser.add_argument("count", type=int)
     parser.add_argument("seed", type=int)
     arguments = parser.parse_args()
     folder = Path.cwd() / ".pytest_cache" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    model = fine()
+    model = SOAKED[arguments.model]()
     for episode in range(-(-arguments.count // EPISODE)):
         drawn = operations(
             arguments.seed, episode, min(EPISODE, arguments.count - episode * EPISODE)

@@ -31,8 +31,9 @@ class Outcome:
 
     Attributes:
       name: of the mutation.
-      verdict: ``"caught"``, ``"survived"`` or ``"broken"``: its text does not stand
-        exactly once in the file, or its tests could not be run.
+      verdict: ``"caught"``, ``"survived"``, ``"hangs"``, which may be the machine's
+        fault and is no proof, or ``"broken"``: its text does not stand exactly once in
+        the file, or its tests could not be run.
       detail: the first failure, or what is broken.
       seconds: wall time.
     """
@@ -124,7 +125,7 @@ def planted(mutation, check: Callable[[Path], tuple[str, str]]) -> Outcome:
         except ValueError as error:
             verdict, detail = "broken", str(error)
         except subprocess.TimeoutExpired:
-            verdict, detail = "caught", "it hangs"
+            verdict, detail = "hangs", "nothing failed in time"
     return Outcome(mutation.name, verdict, detail, time.perf_counter() - begin)
 
 
@@ -143,11 +144,13 @@ def try_one(mutation) -> Outcome:
     return planted(mutation, check)
 
 
-def try_in_machine(mutation, count: int = OPERATIONS, seed: int = SEED) -> Outcome:
+def try_in_machine(
+    mutation, model: str, count: int = OPERATIONS, seed: int = SEED
+) -> Outcome:
     """Applies one mutation to a fresh copy and runs the machine there."""
 
     def check(root: Path) -> tuple[str, str]:
-        code, output = run_machine(root, count, seed)
+        code, output = run_machine(root, model, count, seed)
         if code == _DIFFERS:
             return "caught", output.strip().splitlines()[-1][:200]
         if code == 0:
@@ -157,7 +160,7 @@ def try_in_machine(mutation, count: int = OPERATIONS, seed: int = SEED) -> Outco
     return planted(mutation, check)
 
 
-def run_machine(root: Path, count: int, seed: int) -> tuple[int, str]:
+def run_machine(root: Path, model: str, count: int, seed: int) -> tuple[int, str]:
     """Runs the machine of a copy: 0 if nothing differed, and its output."""
-    command = ["tests/mutations/machine_soak.py", str(count), str(seed)]
+    command = ["tests/mutations/machine_soak.py", model, str(count), str(seed)]
     return run_python(root, command, _MACHINE_LIMIT)

@@ -25,7 +25,6 @@ def test_there_are_many_and_their_names_differ():
 
 def test_many_are_found_by_the_machine_alone():
     assert len(MACHINE) >= 25
-    assert len(set(MACHINE)) == len(MACHINE)
     assert set(MACHINE) <= {mutation.name for mutation in MUTATIONS}
 
 
@@ -43,10 +42,9 @@ def test_it_is_caught(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["pin-missing", "digest-not-compared"])
+@pytest.mark.parametrize("name", ["pin-missing", "halo-forgotten"])
 def test_the_machine_finds_it(name):
-    assert name in MACHINE
     (mutation,) = (mutation for mutation in MUTATIONS if mutation.name == name)
-    outcome = try_in_machine(mutation)
+    outcome = try_in_machine(mutation, MACHINE[name])
     assert outcome.verdict == "caught", outcome.detail
     assert "DivergenceError" in outcome.detail

@@ -48,11 +48,20 @@ class Operation(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Holder:
-    """A row with its receipt, and what it will run."""
+    """A row with its receipt, and what it will run.
+
+    Attributes:
+      row: as the oracle has it.
+      lease: its receipt.
+      script: what it will run.
+      promise: a length to which it was said that it can come back, and the furthest
+        that it may have stood meanwhile.
+    """
 
     row: Row
     lease: Lease
     script: list[int]
+    promise: tuple[int, int] | None = None
 
 
 class Planned(NamedTuple):
@@ -290,7 +299,11 @@ class Machine:
         return script, script[: b % (longest + 1)]
 
     def learn(self, holder: Holder) -> None:
-        """Reads which places a row's new blocks were handed."""
+        """Reads which places a row's new blocks were handed, and where it stands."""
+        if holder.promise and not (
+            holder.promise[0] <= holder.row.length <= holder.promise[1]
+        ):
+            holder.promise = None
         for index, pool in enumerate(self.oracle.pools):
             new = [b for b in holder.row.blocks[index].values() if b.id < 0]
             if not new:

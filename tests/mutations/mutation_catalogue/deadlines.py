@@ -16,7 +16,7 @@ DEADLINES = (
     Mutation(
         "deadline-does-not-count-from-now",
         "deadlines.py",
-        "    return int(cache.clock) + ticks\n",
+        "    return int(cache.clock) + int(ticks)\n",
         "    return ticks\n",
         "a lease that is renewed late is overdue at once",
         (_LEASES + "test_a_lease_in_doubt_keeps_its_memory_until_its_receipt_comes",),

@@ -83,8 +83,8 @@ LEASES = (
     Mutation(
         "released-by-any-receipt",
         "lease.py",
-        "mine = cache.rows.live[row] & (cache.rows.ticket[row] == ticket)",
-        "mine = cache.rows.live[row]",
+        "    mine = mine & (get(cache.rows.ticket, row, -1) == ticket)\n",
+        "",
         "a void receipt releases the row of somebody else",
         (
             "tests/faults/test_lease_faults.py::test_a_forged_receipt_does_not_run_or_release",

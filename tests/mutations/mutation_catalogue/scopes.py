@@ -158,8 +158,8 @@ SCOPES = (
     Mutation(
         "bounded-replay-without-history",
         "approximate.py",
-        "if start <= plan.start or not _history_here(spec, facts, plan, version):",
-        "if start <= plan.start:",
+        "if seconds >= plan.seconds or not _history_here(spec, facts, plan, version):",
+        "if seconds >= plan.seconds:",
         "a replay reads a history that is not on the device",
         (_PROVENANCE + "test_a_bounded_replay_waits_for_no_history",),
     ),

@@ -107,6 +107,12 @@ def rewind(m: "Machine", a: int, b: int, c: int) -> bool:
     length = row.length - b % 4 if c % 4 else b % (row.length + 2)
     can = m.prefixes.can_rewind(m.cache, lease, length)
     m.same("can_rewind", can, m.oracle.rows.can_rewind(row, length))
+    if holder.promise and not row.stale:
+        back = m.prefixes.can_rewind(m.cache, lease, holder.promise[0])
+        m.same("can_rewind, as was said before", back, True)
+    more = a // 8 % 4
+    if not row.stale and m.prefixes.can_rewind_after(m.cache, lease, more):
+        holder.promise = row.length, row.length + more
     if length < 0 or (length > row.length and not row.stale):
         m.refused(ValueError, m.prefixes.rewind, m.cache, lease, length)
         return True

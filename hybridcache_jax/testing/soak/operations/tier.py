@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.cost import CostModel
+from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.offload.loads import LOAD_TICKS, LoadStage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing import faults
@@ -12,6 +13,7 @@ from hybridcache_jax.testing.soak.operations.serving import (
     acquired,
     crowd,
     give_back,
+    is_current,
     matched,
 )
 from hybridcache_jax.testing.soak.oracle.outer import CutError, Fault
@@ -43,7 +45,11 @@ def load_late(m: "Machine", a: int, b: int, c: int) -> bool:
     waiting = [p for p in m.plans if p.expected.verdict == Verdict.NEEDS_IO]
     if not waiting:
         return False
-    _ask(m, waiting[a % len(waiting)], b)
+    planned = waiting[a % len(waiting)]
+    if is_current(m, planned.expected.who):
+        _ask(m, planned, b)
+    else:
+        m.refused(LeaseError, m.prefixes.load, m.cache, planned.plan)
     return True
 
 
