@@ -64,7 +64,7 @@ def make_step(model: nnx.Module):
         logits, view = nnx.merge(graph, state)(inputs.tokens, view)
         last = jnp.maximum(inputs.counts - 1, 0)
         chosen = jnp.argmax(logits[jnp.arange(len(last)), last], axis=-1)
-        return hc.end_step(view), view.status, chosen
+        return hc.end_step(view), view.status, view.only_ok(chosen, -1)
 
     jitted = jax.jit(step, donate_argnums=1)
     return lambda cache, inputs: jitted(state, cache, inputs)

@@ -49,8 +49,8 @@ def attend(
       sinks: ``[Hq]`` scores that enter the denominator only, or None.
 
     Returns:
-      ``[B, T, Hq, Dv]`` float32.  Rows that do not run get zeros or less: the step
-      masks what is made of them.
+      ``[B, T, Hq, Dv]`` float32.  Rows that do not run get zeros or less:
+      ``StepView.only_ok`` masks what is made of them.
 
     Raises:
       ValueError: if the query heads are no multiple of the KV heads, if the layer has

@@ -17,6 +17,7 @@ from hybridcache_jax import compress as compresslib
 from hybridcache_jax import recurrent
 from hybridcache_jax.append import Step, StepInputs
 from hybridcache_jax.attend import attend
+from hybridcache_jax.codes import Status
 from hybridcache_jax.planes import Planes
 from hybridcache_jax.pooling import Pooling
 from hybridcache_jax.select import select
@@ -61,6 +62,22 @@ class StepView:
     def status(self) -> jax.Array:
         """``[B]`` int32 ``codes.Status``; only OK rows have values."""
         return self.step.status
+
+    def only_ok(self, values: jax.Array, fill: float = float("nan")) -> jax.Array:
+        """What a model made of the rows that are OK, and ``fill`` for the others.
+
+        A row that is not OK reads nothing; a model makes numbers of that, too, and they
+        look like any others.
+
+        Args:
+          values: ``[B, ...]``, logits for example.
+          fill: what the others get; -1 for token ids.
+
+        Returns:
+          ``[B, ...]`` in the dtype of ``values``.
+        """
+        ran = (self.status == Status.OK).reshape(-1, *[1] * (values.ndim - 1))
+        return jnp.where(ran, values, jnp.asarray(fill, values.dtype))
 
     def append(
         self, layer: int, *, to: str | None = None, **planes: jax.Array

@@ -10,7 +10,6 @@ from flax import nnx
 
 from hybridcache_jax._compat import compiled_variants
 from hybridcache_jax.append import StepInputs
-from hybridcache_jax.codes import Status
 from hybridcache_jax.models.protocol import Decoder
 from hybridcache_jax.serving.sampling import SamplingInputs, sample
 from hybridcache_jax.state import HybridCache
@@ -43,7 +42,6 @@ class CompiledStep:
 
         def run(state, cache, inputs, sampling):
             start = begin_step(cache, inputs, vocab_size)
-            ran = start.status == Status.OK
             # Ids are checked by begin_step; foreign ones must not reach a lookup.
             tokens = jnp.clip(inputs.tokens, 0, vocab_size - 1)
             model = nnx.merge(graph, state)
@@ -54,8 +52,8 @@ class CompiledStep:
             chosen = sample(logits, sampling, start.step.end)
             output = StepOutput(
                 status=start.status,
-                tokens=jnp.where(ran, chosen, -1),
-                logits=jnp.where(ran[:, None], logits, jnp.nan),
+                tokens=start.only_ok(chosen, -1),
+                logits=start.only_ok(logits),
             )
             return end_step(cast(StepView, after)), output
 

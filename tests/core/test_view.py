@@ -1,5 +1,7 @@
 """A step writes every part once, before it is read; transitions leave memory alone."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +34,15 @@ def entry(raw, valid, first):
 
 
 @pytest.fixture
-def view():
+def row():
+    """A cache and the lease of its one row."""
     prefixes = hc.PrefixCache(PLAN)
-    cache, lease = prefixes.acquire(hc.init(PLAN), prefixes.cold_plan([1, 2], IDENTITY))
+    return prefixes.acquire(hc.init(PLAN), prefixes.cold_plan([1, 2], IDENTITY))
+
+
+@pytest.fixture
+def view(row):
+    cache, lease = row
     return hc.begin_step(cache, lease.inputs([1, 2]), 9)
 
 
@@ -57,6 +65,21 @@ def test_a_whole_step(view):
     for layer in (0, 1):
         assert np.isfinite(view.attend(layer, ROWS, scale=1.0)).all()
     assert hc.end_step(view).rows.length.tolist() == [2]
+
+
+def test_a_row_that_is_not_ok_has_no_values(row, view):
+    """Numbers are made of it like of any other; whoever asks gets none of them."""
+    cache, lease = row
+    void = dataclasses.replace(lease, ticket=lease.ticket + 1)
+    stale = hc.begin_step(cache, void.inputs([1, 2]), 9)
+    assert stale.status.tolist() == [hc.Status.STALE]
+    made, chosen = jnp.ones((1, 2, 5), jnp.bfloat16), jnp.full((1, 2), 7, jnp.int32)
+    assert view.only_ok(made).tolist() == made.tolist()
+    assert view.only_ok(chosen, -1).tolist() == [[7, 7]]
+    none = stale.only_ok(made)
+    assert none.dtype == made.dtype
+    assert np.isnan(none.astype(np.float32)).all()
+    assert stale.only_ok(chosen, -1).tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What cache, store and tier hold, beside what the oracle and a cold run do."""
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -12,10 +12,18 @@ from hybridcache_jax.testing.audit import violations
 
 if TYPE_CHECKING:
     from hybridcache_jax.testing.soak.machine import Holder, Machine
+    from hybridcache_jax.testing.soak.oracle.ledger import Block
 
 
 class DivergenceError(AssertionError):
     """The library did something else than the oracle."""
+
+
+class Occupied(NamedTuple):
+    """What was in use after an operation, and the epochs of everything."""
+
+    blocks: "dict[int, Block]"
+    epochs: np.ndarray
 
 
 def facts(machine: "Machine") -> None:
@@ -43,8 +51,29 @@ def facts(machine: "Machine") -> None:
             for number, block in holder.row.blocks[index].items():
                 columns[holder.lease.row, number % pool.columns] = block.id
         _equal(f"pool {index}: references", rows.blocks[index], columns)
+        machine.occupied[index] = _epochs(
+            f"pool {index}",
+            machine.occupied[index],
+            oracle.blocks.at[index],
+            np.asarray(table.epoch),
+        )
     if machine.tier is not None:
         _places(machine)
+
+
+def _epochs(
+    what: str, was: "Occupied", blocks: dict[int, "Block"], epochs: np.ndarray
+) -> "Occupied":
+    """Epochs grow when a block or place is handed out, and when it is given back."""
+    for place in was.blocks.keys() | blocks.keys():
+        if was.blocks.get(place) is not blocks.get(place):
+            changes = (place in was.blocks) + (place in blocks)
+            if epochs[place] - was.epochs[place] < changes:
+                raise DivergenceError(
+                    f"{what}: {place} has epoch {epochs[place]} after "
+                    f"{was.epochs[place]}, and changed hands {changes} times."
+                )
+    return Occupied(dict(blocks), epochs.copy())
 
 
 def _places(machine: "Machine") -> None:
@@ -60,6 +89,12 @@ def _places(machine: "Machine") -> None:
         _equal(f"tier, pool {index}: stage", places.stage, stage)
         _equal(f"tier, pool {index}: first", places.first, first)
         machine.same(f"tier, pool {index}: moved", outer.moves[index], {})
+        machine.placed[index] = _epochs(
+            f"tier, pool {index}",
+            machine.placed[index],
+            outer.at[index],
+            places.epoch,
+        )
     held = sum(
         pool.nbytes * block.loadable
         for pool, blocks in zip(machine.oracle.pools, outer.at, strict=True)

@@ -29,7 +29,7 @@ from hybridcache_jax.state import HybridCache
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.faults import FaultyTier, InjectedError, Interrupt
 from hybridcache_jax.testing.soak import compare
-from hybridcache_jax.testing.soak.compare import DivergenceError
+from hybridcache_jax.testing.soak.compare import DivergenceError, Occupied
 from hybridcache_jax.testing.soak.operations import OPERATIONS
 from hybridcache_jax.testing.soak.oracle import Oracle
 from hybridcache_jax.testing.soak.oracle.ledger import Expected, Row
@@ -85,6 +85,8 @@ class Machine:
       oracle: what all of them must be.
       identities: producers; the first two differ in weights, the third is a tenant's,
         the last one is not complete.
+      occupied: per pool, the blocks that were in use after the last operation.
+      placed: likewise, the places of the tier.
       holders: who has a row.
       plans: some of those made before.
       loads: receipts of some that were asked for.
@@ -147,6 +149,10 @@ class Machine:
         )
         self.prefixes.cost = CostModel(*self.oracle.store.rates)
         self.cache = model.empty
+        self.occupied = [
+            Occupied({}, np.asarray(table.epoch)) for table in self.cache.tables
+        ]
+        self.placed = [Occupied({}, table.epoch.copy()) for table in places]
         self.identity = 0
         self.scopes = [Scope.NAMESPACE] * len(self.identities)
         self.generations = [0] * len(self.identities)

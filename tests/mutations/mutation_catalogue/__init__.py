@@ -49,7 +49,7 @@ MACHINE = {
             "deadline-one-tick-late",
             "place-epoch-not-bumped",
             "pending-plans-unprotected",
-            "last-token-not-run",
+            "nothing-left-to-run",
             "older-values-accepted",
             "mismatch-not-counted",
             "rewind-keeps-a-block-too-many",

@@ -78,6 +78,14 @@ VERDICTS = (
         ("tests/core/test_solver.py::test_one_position_at_least_is_run",),
     ),
     Mutation(
+        "nothing-left-to-run",
+        "matching.py",
+        "last = min(claims.length, max(len(tokens) - 1, 0))",
+        "last = min(claims.length, len(tokens))",
+        "a prompt that is stored whole is resumed at its end",
+        ("tests/faults/test_k01_exact_length.py",),
+    ),
+    Mutation(
         "replay-without-history",
         "resume.py",
         "points, allowed & whole & ~ready, sources",
