@@ -52,8 +52,8 @@ def deadline_at(cache: HybridCache, ticks: int | None) -> int:
     left = NEVER - 1 - int(cache.clock)
     if not isinstance(ticks, int | np.integer) or not 1 <= ticks <= left:
         raise ValueError(
-            f"A deadline of {ticks} ticks: expected a whole number, 1 to {left}, for "
-            f"the clock counts to {NEVER}; or give None for the default."
+            f"A deadline of {ticks} ticks: expected 1 to {left}, whole, for the "
+            f"clock counts to {NEVER}; or give None for the default."
         )
     return int(cache.clock) + int(ticks)
 

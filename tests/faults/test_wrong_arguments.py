@@ -32,7 +32,7 @@ def test_wrong_numbers_and_names_are_refused_and_change_nothing():
         prefixes.make_room(cache, [1, 1])
     with pytest.raises(ValueError, match="is no form"):
         prefixes.evict(cache, "FULL_KV")
-    with pytest.raises(ValueError, match="whole number of tokens"):
+    with pytest.raises(ValueError, match="approximate_replay must be a whole number"):
         prefixes.match(cache, toy.P, identity, approximate_replay=2.5)
     with pytest.raises(ValueError, match="flat sequence of integers"):
         prefixes.cold_plan([0.5], identity)

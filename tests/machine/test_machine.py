@@ -89,7 +89,7 @@ LOADS = {"REGISTERED", "READ", "LATE", "LAYOUT", "DIGEST", "ROOM", "CANCELLED"}
 def test_a_seed_in_step():
     """Nothing differs; every operation, every verdict and every load occur."""
     machine = Machine(fine(), SMALL)
-    for operation in operations(8, 0, 550):
+    for operation in operations(19, 0, 550):
         machine.apply(operation)
     assert set(machine.counts) == set(WEIGHTS)
     assert set(machine.verdicts) == {verdict.name for verdict in Verdict}

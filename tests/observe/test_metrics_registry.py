@@ -43,6 +43,7 @@ REPLAY = dataclasses.replace(
     claimed_length=12,
     shared_length=14,
     history_length=12,
+    joint_length=4,
     forms=(LIMIT, dataclasses.replace(LIMIT, pool="another window")),
     alternatives=(
         Alternative(hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, 12, 7, (), 13, 0, 13.0),

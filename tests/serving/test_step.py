@@ -28,7 +28,7 @@ def test_the_cache_is_written_in_place(dtype):
     spec = hc.CacheSpec.from_layers(CONFIG.layers(dtype), block_tokens=4)
     plan = hc.plan_capacity(
         spec,
-        budget="64MiB",
+        budget="128MiB",
         max_sequences=3,
         max_length=96,
         max_chunk=BUCKETS.max_chunk,
