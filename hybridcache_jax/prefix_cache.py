@@ -59,7 +59,8 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
           cache: the cache of this moment.
           tokens: ``[n]`` token ids; an int32 array is used as it is.
           identity: who would read, and in which namespace.
-          request: id of the request, for the scope ``request``.
+          request: id of the request, for the scope ``request``; like the next one and
+            the namespace at most 128 characters, which the index keeps.
           session: id of its session, for the scope ``session``.
           contents: ``(start, stop, content id)`` of the tokens that stand for content:
             equal prefixes have equal tokens and equal ids.  An id, bytes, str or int of
@@ -75,7 +76,8 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
         Raises:
           ValueError: if the tokens are no flat sequence of int32 integers, or more
             than the plan's ``max_length``; if the contents are no disjoint spans of
-            them; or for an approximate replay below 1.
+            them; for an approximate replay below 1; or for an id or a namespace that
+            is too long.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
@@ -122,8 +124,8 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
           contents: likewise.
 
         Raises:
-          ValueError: if the tokens are no flat sequence of int32 integers, or if the
-            contents are no disjoint spans of them.
+          ValueError: if the tokens are no flat sequence of int32 integers, if the
+            contents are no disjoint spans of them, or for an id that is too long.
         """
         key = self._rollout.key(identity, request=request, session=session)
         ids = token_array(tokens)

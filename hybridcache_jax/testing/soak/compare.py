@@ -64,15 +64,14 @@ def facts(machine: "Machine") -> None:
 def _epochs(
     what: str, was: "Occupied", blocks: dict[int, "Block"], epochs: np.ndarray
 ) -> "Occupied":
-    """Epochs grow when a block or place is handed out, and when it is given back."""
+    """Epochs grow when a block or place is handed out, given back or written anew."""
     for place in was.blocks.keys() | blocks.keys():
-        if was.blocks.get(place) is not blocks.get(place):
-            changes = (place in was.blocks) + (place in blocks)
-            if epochs[place] - was.epochs[place] < changes:
-                raise DivergenceError(
-                    f"{what}: {place} has epoch {epochs[place]} after "
-                    f"{was.epochs[place]}, and changed hands {changes} times."
-                )
+        changed = was.blocks.get(place) is not blocks.get(place)
+        if changed and epochs[place] <= was.epochs[place]:
+            raise DivergenceError(
+                f"{what}: {place} has epoch {epochs[place]} after "
+                f"{was.epochs[place]}, and does not hold the same any more."
+            )
     return Occupied(dict(blocks), epochs.copy())
 
 
