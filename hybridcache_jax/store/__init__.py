@@ -1,0 +1,1 @@
+"""Prefixes on disk: what is written, under which names, and where."""

@@ -1,0 +1,113 @@
+"""Names of stored prefixes: a chain of BLAKE3 over grid units, keyed per namespace.
+
+The key of a prefix that ends at grid point ``g`` covers who wrote it and every pair of
+token id and content id before ``g``, in order.  It is equal in all processes, on all
+platforms and for all seeds.  Who does not know a namespace's name cannot tell which of
+its keys stand for which tokens.
+
+A key finds a record; it never proves one.  The tokens are stored and compared.
+"""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+from blake3 import blake3
+
+from hybridcache_jax.codes import Provenance
+from hybridcache_jax.contents import ContentId, Contents
+from hybridcache_jax.identity import Identity
+
+KEY_BYTES = 16
+"""Bytes of a key; 128 bits, so that unequal prefixes do not meet by chance."""
+
+# (key of the namespace, what is hashed) to a digest of at least KEY_BYTES.
+Hash = Callable[[bytes, bytes], bytes]
+
+_NAMESPACE = "hybridcache_jax 2026 namespace of stored prefixes"
+
+
+def keyed_blake3(key: bytes, data: bytes) -> bytes:
+    """32 bytes of BLAKE3 in its keyed mode."""
+    return blake3(data, key=key).digest()
+
+
+def root_key(
+    identity: Identity,
+    provenance: Provenance,
+    grid: int,
+    hash: Hash = keyed_blake3,
+) -> bytes:
+    """The key of the empty prefix: who writes, for whom, and how the grid lies.
+
+    Args:
+      identity: producer and namespace.
+      provenance: exact and approximate prefixes have keys of their own.
+      grid: tokens of a grid unit.
+      hash: for tests of what happens when keys meet.
+
+    Returns:
+      ``KEY_BYTES`` bytes.
+
+    Raises:
+      ValueError: if the producer is not known well enough to share what it writes.
+    """
+    if not identity.complete:
+        raise ValueError(
+            "A prefix can be stored only under a complete identity; give digests of "
+            "weights, config and layout."
+        )
+    said = json.dumps([identity.digest, int(provenance), grid]).encode()
+    return hash(_namespace_key(identity), said)[:KEY_BYTES]
+
+
+def chain(
+    identity: Identity,
+    root: bytes,
+    tokens: np.ndarray,
+    contents: Contents,
+    grid: int,
+    hash: Hash = keyed_blake3,
+) -> list[bytes]:
+    """Keys of all prefixes that end on the grid.
+
+    Args:
+      identity: whose namespace it is.
+      root: the key of the prefix that the first token follows.
+      tokens: ``[n]`` int32.
+      contents: what placeholders stand for, at positions of ``tokens``.
+      grid: tokens of a grid unit.
+      hash: as for :func:`root_key`.
+
+    Returns:
+      ``1 + n // grid`` keys, ``root`` first.
+    """
+    secret, keys = _namespace_key(identity), [root]
+    ids = np.ascontiguousarray(tokens, "<i4")
+    for start in range(0, len(ids) - grid + 1, grid):
+        said = _contents_in(contents, start, start + grid)
+        unit = ids[start : start + grid].tobytes()
+        keys.append(hash(secret, keys[-1] + unit + said)[:KEY_BYTES])
+    return keys
+
+
+def _namespace_key(identity: Identity) -> bytes:
+    name = identity.namespace.encode()
+    return blake3(name, derive_key_context=_NAMESPACE).digest()
+
+
+def _contents_in(contents: Contents, start: int, stop: int) -> bytes:
+    """Content ids of a grid unit, told apart by type, span and length."""
+    found = [
+        [max(first, start) - start, min(last, stop) - start, *named(content)]
+        for first, last, content in contents.spans
+        if first < stop and last > start
+    ]
+    return json.dumps(found).encode() if found else b""
+
+
+def named(content: ContentId) -> tuple[str, str]:
+    """The type of a content id and the id as text; unequal ids stay unequal."""
+    if isinstance(content, bytes):
+        return "bytes", content.hex()
+    return type(content).__name__, str(content)

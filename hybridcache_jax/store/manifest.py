@@ -1,0 +1,141 @@
+"""What a stored record says of itself; written last, and trusted only as far as proved.
+
+A record stands for one resume point: with those it names as its parents it has every
+form that resuming there requires.  The file is a header, the digest of the body and the
+body in MessagePack.  Nothing in it is run, and no number in it is believed before it is
+compared with what the reader itself expects.
+"""
+
+import msgspec
+from blake3 import blake3
+
+FORMAT = 1
+"""Version of the format.  A reader refuses every other one by name; a later version
+that can still read this one says so in ``READABLE``."""
+
+READABLE = (FORMAT,)
+
+_MAGIC = b"hcjr"
+_DIGEST_BYTES = 32
+HEADER_BYTES = len(_MAGIC) + 2 + _DIGEST_BYTES
+
+
+class ManifestError(Exception):
+    """Bytes that are no manifest, with what is wrong with them."""
+
+
+class PlaneLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One plane of a block.
+
+    Attributes:
+      name: of the plane.
+      dtype: logical dtype; what a backend holds it as is its own affair.
+      shape: layers, entries of a block, elements of an entry as they are packed.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, int, int]
+
+
+class BlockPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the bytes of one block lie, and what they must be.
+
+    Attributes:
+      number: which block of its pool; it begins at position ``number * block_tokens``.
+      pack: name of the object.
+      start: first byte in it.
+      digest: BLAKE3 of the bytes, :data:`pack.BLOCK_DIGEST_BYTES` long.
+    """
+
+    number: int
+    pack: str
+    start: int
+    digest: bytes
+
+
+class PoolPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a record has of one pool.
+
+    Attributes:
+      pool: its name.
+      form: name of its form.
+      block_tokens: tokens of a block.
+      planes: their layout, in the order of the bytes.
+      blocks: in ascending order.
+    """
+
+    pool: str
+    form: str
+    block_tokens: int
+    planes: tuple[PlaneLayout, ...]
+    blocks: tuple[BlockPlace, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One record.
+
+    Attributes:
+      library: version of the library that wrote it.
+      identity: fields of the producer's identity, by name.
+      provenance: ``codes.Provenance`` of everything in it.
+      grid: tokens of a grid unit.
+      key: of the prefix that ends at ``stop`` (:mod:`keys`).
+      parent: of the prefix that ends at ``start``; its record has what lies before.
+      start: position from which on this record has tokens and history.
+      stop: the resume point.
+      tokens: ``[stop - start]`` int32 ids, little-endian.
+      contents: what of those stands for content: offset, end, type and id.
+      parts: per pool; of what grows with the history ``[start, stop)``, of every other
+        form what resuming at ``stop`` requires.
+      age: logical time of the store at which it was written.
+    """
+
+    library: str
+    identity: dict[str, str | int | None]
+    provenance: int
+    grid: int
+    key: bytes
+    parent: bytes
+    start: int
+    stop: int
+    tokens: bytes
+    contents: tuple[tuple[int, int, str, str], ...]
+    parts: tuple[PoolPart, ...]
+    age: int
+
+
+_DECODER = msgspec.msgpack.Decoder(Manifest)
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The file of a manifest."""
+    body = msgspec.msgpack.encode(manifest)
+    version = FORMAT.to_bytes(2, "little")
+    digest = blake3(version + body).digest(length=_DIGEST_BYTES)
+    return _MAGIC + version + digest + body
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest in a file, whole and as it was written.
+
+    Args:
+      data: the whole file.
+
+    Raises:
+      ManifestError: if one byte of it is not as it was written, or if it was written
+        in a format that cannot be read.
+    """
+    if len(data) < HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
+        raise ManifestError("it does not begin like a manifest")
+    place = len(_MAGIC) + 2
+    version, body = data[len(_MAGIC) : place], data[HEADER_BYTES:]
+    if blake3(version + body).digest(length=_DIGEST_BYTES) != data[place:HEADER_BYTES]:
+        raise ManifestError("its bytes are not those that were written")
+    number = int.from_bytes(version, "little")
+    if number not in READABLE:
+        raise ManifestError(f"it has format {number}; this library reads {READABLE}")
+    try:
+        return _DECODER.decode(body)
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"it cannot be decoded: {error}") from error

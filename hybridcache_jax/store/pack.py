@@ -1,0 +1,132 @@
+"""Blocks of a record as objects: many in one, named by what they hold.
+
+One object costs one durable write, however many blocks lie in it.  A block that two
+records have lies in one pack, and both name it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from blake3 import blake3
+
+from hybridcache_jax.offload.payload import Payload
+from hybridcache_jax.store.manifest import BlockPlace, PlaneLayout
+from hybridcache_jax.store.prefix_store import (
+    PrefixStore,
+    ShortObjectError,
+    is_name,
+)
+
+BLOCK_DIGEST_BYTES = 16
+FOLDER = "packs"
+
+# Bytes of blocks that are read or written at once.
+_MOST = 64 * 2**20
+_LARGEST = 2**48
+
+
+def block_bytes(payload: Payload, planes: Sequence[PlaneLayout]) -> bytes:
+    """The bytes of a block, plane after plane."""
+    return b"".join(
+        np.ascontiguousarray(payload.planes[plane.name]).tobytes() for plane in planes
+    )
+
+
+def block_digest(data: bytes | memoryview) -> bytes:
+    """What a manifest says of the bytes of a block."""
+    return blake3(data).digest(length=BLOCK_DIGEST_BYTES)
+
+
+def pack_name(data: bytes) -> str:
+    """The name of a pack: a digest of all of it."""
+    digest = blake3(data).hexdigest(length=BLOCK_DIGEST_BYTES)
+    return f"{FOLDER}/{digest[:2]}/{digest}"
+
+
+def _is_place(place: BlockPlace) -> bool:
+    inside = is_name(place.pack) and place.pack.startswith(FOLDER + "/")
+    return inside and 0 <= place.start < _LARGEST
+
+
+def write_blocks(
+    store: PrefixStore, blocks: Iterable[tuple[int, bytes]]
+) -> list[BlockPlace]:
+    """Writes blocks, as many in one object as fit.
+
+    Args:
+      store: where to.
+      blocks: numbers and bytes; taken one after the other, so that no more of them
+        than fit in one pack need be there at once.
+
+    Returns:
+      Their places, in order; all of them survive the end of the machine.
+    """
+    places: list[BlockPlace] = []
+    waiting: list[tuple[int, bytes]] = []
+    size = 0
+
+    def write() -> None:
+        data = b"".join(block for _, block in waiting)
+        name, start = pack_name(data), 0
+        store.put(name, data)
+        for number, block in waiting:
+            places.append(BlockPlace(number, name, start, block_digest(block)))
+            start += len(block)
+        waiting.clear()
+
+    for number, block in blocks:
+        if waiting and size + len(block) > _MOST:
+            write()
+            size = 0
+        waiting.append((number, block))
+        size += len(block)
+    if waiting:
+        write()
+    return places
+
+
+def read_blocks(
+    store: PrefixStore, places: Sequence[BlockPlace], size: int
+) -> list[bytes | None]:
+    """The bytes of blocks of one pool; blocks that lie side by side are read at once.
+
+    Args:
+      store: where from.
+      places: of the blocks.
+      size: bytes of each, by the reader's own reckoning.
+
+    Returns:
+      In order; None for a block whose pack is gone, whose bytes are not those that
+      were written, or whose place is none: a manifest may be hostile.
+
+    Raises:
+      StoreError: if the store fails.
+    """
+    found: list[bytes | None] = [None] * len(places)
+    sound = [n for n, place in enumerate(places) if _is_place(place)]
+    order = sorted(sound, key=lambda n: (places[n].pack, places[n].start))
+    runs: list[list[int]] = []
+    for number in order:
+        place, beside = places[number], False
+        if runs:
+            last = places[runs[-1][-1]]
+            beside = (last.pack, last.start + size) == (place.pack, place.start)
+        if beside and len(runs[-1]) * size < _MOST:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    for run in runs:
+        first = places[run[0]]
+        stop = first.start + size * len(run)
+        try:
+            data = store.get(first.pack, first.start, stop)
+        except ShortObjectError:
+            data = None
+        if data is None:
+            continue
+        view = memoryview(data)
+        for at, number in enumerate(run):
+            block = view[at * size : (at + 1) * size]
+            if block_digest(block) == places[number].digest:
+                found[number] = bytes(block)
+    return found

@@ -1,0 +1,304 @@
+"""Records: what is stored of one prefix, written whole and found again by its tokens.
+
+A record lies under the key of the prefix that it goes on from, then the key of its own
+first grid unit, then its own key.  So a reader who knows the tokens walks from record
+to record, lists only those that share a grid unit more, and needs no server that knows
+them all.  Names find; manifests are compared, token by token and field by field.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridcache_jax.codes import Provenance
+from hybridcache_jax.contents import Contents
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.offload.payload import Payload
+from hybridcache_jax.planes import storage_width
+from hybridcache_jax.spec import PoolSpec
+from hybridcache_jax.store.keys import Hash, chain, keyed_blake3, named, root_key
+from hybridcache_jax.store.manifest import (
+    BlockPlace,
+    Manifest,
+    ManifestError,
+    PlaneLayout,
+    PoolPart,
+    decode,
+    encode,
+)
+from hybridcache_jax.store.pack import block_bytes, write_blocks
+from hybridcache_jax.store.prefix_store import PrefixStore
+
+FOLDER = "records"
+
+# Records beside each other that are opened to see how far they go along.
+_MOST_OPENED = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Prefix:
+    """Tokens, and who wrote what they left.
+
+    Attributes:
+      identity: producer and namespace.
+      provenance: of everything that is stored.
+      tokens: ``[n]`` int32.
+      contents: what some of them stand for.
+      grid: tokens of a grid unit.
+      hash: of the keys.
+    """
+
+    identity: Identity
+    provenance: Provenance
+    tokens: np.ndarray
+    contents: Contents
+    grid: int
+    hash: Hash = keyed_blake3
+
+    def keys(self) -> list[bytes]:
+        """Keys of all prefixes that end on the grid, the empty one first."""
+        root = root_key(self.identity, self.provenance, self.grid, self.hash)
+        return chain(
+            self.identity, root, self.tokens, self.contents, self.grid, self.hash
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolBlocks:
+    """What a record has of one pool.
+
+    Attributes:
+      pool: which.
+      blocks: numbers, ascending, each with the block or with the place where it lies
+        already.
+    """
+
+    pool: PoolSpec
+    blocks: Sequence[tuple[int, Payload | BlockPlace]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The records that lead along a prompt.
+
+    Attributes:
+      records: each goes on where the one before stops.
+      length: tokens that they and the prompt have in common, whole grid units; less
+        than where the last one stops if the prompt leaves it before.
+      problems: names of records that were passed by, and what is wrong with each.
+    """
+
+    records: tuple[Manifest, ...]
+    length: int
+    problems: tuple[tuple[str, str], ...]
+
+
+def layout_of(pool: PoolSpec) -> tuple[PlaneLayout, ...]:
+    """How the planes of a pool's blocks are laid out, in the order of their bytes."""
+    return tuple(
+        PlaneLayout(
+            plane.name,
+            plane.dtype,
+            (len(pool.layers), pool.block_entries, storage_width(plane)),
+        )
+        for plane in pool.entry.planes
+    )
+
+
+def write_record(
+    store: PrefixStore,
+    prefix: Prefix,
+    start: int,
+    parts: Sequence[PoolBlocks],
+    *,
+    library: str,
+    age: int,
+) -> Manifest:
+    """Writes a record: its blocks first, its manifest last.
+
+    Cut short at any moment it leaves blocks that nothing names, and no record.
+
+    Args:
+      store: where to.
+      prefix: all tokens up to the resume point, whole grid units.
+      start: where the record goes on from another one; 0 for none.
+      parts: of each pool what the resume point requires, of what grows with the history
+        only what lies behind ``start``.
+      library: version of the library.
+      age: logical time of the store.
+
+    Raises:
+      ValueError: if ``start`` and the tokens are no whole grid units, or nothing lies
+        between them.
+      StoreError: if the store fails.
+    """
+    keys, stop, grid = prefix.keys(), len(prefix.tokens), prefix.grid
+    if start % grid or stop % grid or not 0 <= start < stop:
+        raise ValueError(
+            f"A record covers whole grid units of {grid} tokens, got positions {start} "
+            f"to {stop}."
+        )
+    fresh = [
+        (number, block_bytes(block, layout_of(part.pool)))
+        for part in parts
+        for number, block in part.blocks
+        if isinstance(block, Payload)
+    ]
+    written = iter(write_blocks(store, fresh))
+    manifest = Manifest(
+        library=library,
+        identity=dataclasses.asdict(prefix.identity),
+        provenance=int(prefix.provenance),
+        grid=grid,
+        key=keys[stop // grid],
+        parent=keys[start // grid],
+        start=start,
+        stop=stop,
+        tokens=_token_bytes(prefix.tokens[start:]),
+        contents=_contents_between(prefix.contents, start, stop),
+        parts=tuple(
+            PoolPart(
+                pool=part.pool.name,
+                form=part.pool.form.name,
+                block_tokens=part.pool.block_tokens,
+                planes=layout_of(part.pool),
+                blocks=tuple(
+                    next(written) if isinstance(block, Payload) else block
+                    for _, block in part.blocks
+                ),
+            )
+            for part in parts
+        ),
+        age=age,
+    )
+    store.put(_folder(keys, start // grid) + manifest.key.hex(), encode(manifest))
+    return manifest
+
+
+def find_records(store: PrefixStore, prompt: Prefix) -> Found:
+    """The records that lead furthest along a prompt.
+
+    Args:
+      store: where from.
+      prompt: what is asked for; its provenance is the one looked for.
+
+    Raises:
+      StoreError: if the store fails.
+    """
+    keys, problems = prompt.keys(), []
+    ends = {key.hex(): unit for unit, key in enumerate(keys)}
+    # Per unit that whole records lead to: the last of them, and where it goes on from.
+    reached: dict[int, tuple[Manifest, int] | None] = {0: None}
+    best: tuple[int, tuple[Manifest, int] | None] = 0, None
+    pending = [0]
+    while pending:
+        at = pending.pop()
+        for name in _beside(store, keys, ends, at):
+            start = at * prompt.grid
+            record, why = _opened(store, name, prompt, keys[at], start)
+            if record is None:
+                problems.append((name, why))
+                continue
+            along = _along(record, prompt) // prompt.grid
+            if along > best[0]:
+                best = along, (record, at)
+            if along * prompt.grid == record.stop and along not in reached:
+                reached[along] = record, at
+                pending.append(along)
+    records, step = [], best[1]
+    while step is not None:
+        records.append(step[0])
+        step = reached[step[1]]
+    return Found(tuple(reversed(records)), best[0] * prompt.grid, tuple(problems))
+
+
+def _beside(
+    store: PrefixStore, keys: Sequence[bytes], ends: dict[str, int], at: int
+) -> list[str]:
+    """Records that go on from a unit with the prompt's next one, the likeliest first.
+
+    Those come first that the prompt runs through, the furthest before the others.
+    """
+    if at + 1 >= len(keys):
+        return []
+    names = [name for name in store.names(_folder(keys, at)) if name.count("/") == 3]
+    names.sort(key=lambda name: -ends.get(name.rpartition("/")[2], 0))
+    return names[:_MOST_OPENED]
+
+
+def _opened(
+    store: PrefixStore, name: str, prompt: Prefix, parent: bytes, start: int
+) -> tuple[Manifest | None, str]:
+    """A record that goes on from ``parent``; or None and what is wrong with it."""
+    data = store.get(name)
+    if data is None:
+        return None, "it is gone"
+    try:
+        record = decode(data)
+    except ManifestError as error:
+        return None, str(error)
+    identity = dataclasses.asdict(prompt.identity)
+    changed = [
+        field
+        for field, value in identity.items()
+        if record.identity.get(field) != value
+    ]
+    if changed or record.identity.keys() != identity.keys():
+        return None, f"another producer wrote it: {', '.join(changed) or 'fields'}"
+    wanted = int(prompt.provenance), prompt.grid, parent, start
+    if (record.provenance, record.grid, record.parent, record.start) != wanted:
+        return None, "it does not go on from the record before"
+    whole = record.stop - record.start
+    if whole <= 0 or whole % record.grid or len(record.tokens) != 4 * whole:
+        return None, "its tokens are not those of its range"
+    ends = [edge for span in record.contents for edge in span[:2]]
+    if ends != sorted(ends) or any(not 0 <= edge <= whole for edge in ends):
+        return None, "its contents lie outside of its range"
+    return record, ""
+
+
+def _along(record: Manifest, prompt: Prefix) -> int:
+    """Up to where prompt and record have the same tokens and contents."""
+    stop = min(record.stop, len(prompt.tokens))
+    own = np.frombuffer(record.tokens, "<i4")[: stop - record.start]
+    asked = prompt.tokens[record.start : stop]
+    different = np.flatnonzero(own != asked)
+    same = record.start + (int(different[0]) if len(different) else len(own))
+    # Content ids are few: the first position at which they part.
+    first = _at_positions(record.contents)
+    other = _at_positions(_contents_between(prompt.contents, record.start, record.stop))
+    for position in sorted(first.keys() | other.keys()):
+        if first.get(position) != other.get(position):
+            return min(same, record.start + position)
+    return same
+
+
+def _at_positions(
+    contents: Sequence[tuple[int, int, str, str]],
+) -> dict[int, tuple[str, str]]:
+    return {
+        position: (kind, name)
+        for start, stop, kind, name in contents
+        for position in range(start, stop)
+    }
+
+
+def _contents_between(
+    contents: Contents, start: int, stop: int
+) -> tuple[tuple[int, int, str, str], ...]:
+    """Spans within a range, counted from its start."""
+    return tuple(
+        (max(first, start) - start, min(last, stop) - start, *named(content))
+        for first, last, content in contents.spans
+        if first < stop and last > start
+    )
+
+
+def _folder(keys: Sequence[bytes], unit: int) -> str:
+    """Where the records lie that go on from a key with the prompt's next grid unit."""
+    return f"{FOLDER}/{keys[unit].hex()}/{keys[unit + 1].hex()}/"
+
+
+def _token_bytes(tokens: np.ndarray) -> bytes:
+    return np.ascontiguousarray(tokens, "<i4").tobytes()

@@ -1,0 +1,73 @@
+"""Objects in folders: what any store must do, and what a folder says when it cannot."""
+
+import os
+import stat
+
+import pytest
+
+from hybridcache_jax.store.objects import ObjectStore
+from hybridcache_jax.store.prefix_store import ShortObjectError, StoreError
+from hybridcache_jax.testing.stores import check_store
+
+
+def test_a_folder_keeps_what_a_store_promises(tmp_path):
+    check_store(ObjectStore(tmp_path / "new"), ObjectStore(str(tmp_path / "new")))
+    # Locks and temporary files are gone with what they were for.
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert left == []
+
+
+class Dict:
+    """A store in a dictionary, with one promise broken."""
+
+    def __init__(self, broken):
+        self.objects, self.broken = {}, broken
+
+    def put(self, name, data):
+        if ".." in name or name in {"", "A"} or not name.islower() or name[0] in "./":
+            raise StoreError(name)
+        if self.broken != "lost":
+            self.objects[name] = data
+
+    def get(self, name, start=0, stop=None):
+        data = self.objects.get(name)
+        if data is None:
+            return None
+        if self.broken != "short" and stop is not None and stop > len(data):
+            raise ShortObjectError(name)
+        return data[start:stop]
+
+    def names(self, prefix):
+        return [] if self.broken == "names" else list(self.objects)
+
+    def delete(self, name):
+        self.objects.pop(name, None)
+
+
+@pytest.mark.parametrize("broken", ["lost", "short", "names", ""])
+def test_the_check_can_fail(broken):
+    store = Dict(broken)
+    with pytest.raises(AssertionError):
+        check_store(store, store)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_says_so(tmp_path):
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    store = ObjectStore(tmp_path / "no")
+    with pytest.raises(StoreError, match="could not be written"):
+        store.put("a", b"1")
+    tmp_path.chmod(stat.S_IRWXU)
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    store = ObjectStore(tmp_path / "file" / "store")
+    with pytest.raises(StoreError, match=r"a could not be written in .*file/store"):
+        store.put("a", b"1")
+
+
+@pytest.mark.parametrize("path", ["ftp://x/y", "s3://bucket/path", "gs://x"])
+def test_what_is_no_folder_is_refused(path):
+    with pytest.raises(ValueError, match="is no folder"):
+        ObjectStore(path)
