@@ -85,7 +85,8 @@ def chain(
     secret, keys = _namespace_key(identity), [root]
     ids = np.ascontiguousarray(tokens, "<i4")
     for start in range(0, len(ids) - grid + 1, grid):
-        said = _contents_in(contents, start, start + grid)
+        found = contents_between(contents, start, start + grid)
+        said = json.dumps(found).encode() if found else b""
         unit = ids[start : start + grid].tobytes()
         keys.append(hash(secret, keys[-1] + unit + said)[:KEY_BYTES])
     return keys
@@ -96,17 +97,18 @@ def _namespace_key(identity: Identity) -> bytes:
     return blake3(name, derive_key_context=_NAMESPACE).digest()
 
 
-def _contents_in(contents: Contents, start: int, stop: int) -> bytes:
-    """Content ids of a grid unit, told apart by type, span and length."""
-    found = [
-        [max(first, start) - start, min(last, stop) - start, *named(content)]
+def contents_between(
+    contents: Contents, start: int, stop: int
+) -> tuple[tuple[int, int, str, str], ...]:
+    """Content ids within a range: offset, end, type and id of each span in it."""
+    return tuple(
+        (max(first, start) - start, min(last, stop) - start, *_named(content))
         for first, last, content in contents.spans
         if first < stop and last > start
-    ]
-    return json.dumps(found).encode() if found else b""
+    )
 
 
-def named(content: ContentId) -> tuple[str, str]:
+def _named(content: ContentId) -> tuple[str, str]:
     """The type of a content id and the id as text; unequal ids stay unequal."""
     if isinstance(content, bytes):
         return "bytes", content.hex()

@@ -17,7 +17,13 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.planes import storage_width
 from hybridcache_jax.spec import PoolSpec
-from hybridcache_jax.store.keys import Hash, chain, keyed_blake3, named, root_key
+from hybridcache_jax.store.keys import (
+    Hash,
+    chain,
+    contents_between,
+    keyed_blake3,
+    root_key,
+)
 from hybridcache_jax.store.manifest import (
     BlockPlace,
     Manifest,
@@ -139,9 +145,10 @@ def write_record(
             f"A record covers whole grid units of {grid} tokens, got positions {start} "
             f"to {stop}."
         )
+    layouts = [layout_of(part.pool) for part in parts]
     fresh = [
-        (number, block_bytes(block, layout_of(part.pool)))
-        for part in parts
+        (number, block_bytes(block, layout))
+        for part, layout in zip(parts, layouts, strict=True)
         for number, block in part.blocks
         if isinstance(block, Payload)
     ]
@@ -156,19 +163,19 @@ def write_record(
         start=start,
         stop=stop,
         tokens=_token_bytes(prefix.tokens[start:]),
-        contents=_contents_between(prefix.contents, start, stop),
+        contents=contents_between(prefix.contents, start, stop),
         parts=tuple(
             PoolPart(
                 pool=part.pool.name,
                 form=part.pool.form.name,
                 block_tokens=part.pool.block_tokens,
-                planes=layout_of(part.pool),
+                planes=layout,
                 blocks=tuple(
                     next(written) if isinstance(block, Payload) else block
                     for _, block in part.blocks
                 ),
             )
-            for part in parts
+            for part, layout in zip(parts, layouts, strict=True)
         ),
         age=age,
     )
@@ -267,7 +274,7 @@ def _along(record: Manifest, prompt: Prefix) -> int:
     same = record.start + (int(different[0]) if len(different) else len(own))
     # Content ids are few: the first position at which they part.
     first = _at_positions(record.contents)
-    other = _at_positions(_contents_between(prompt.contents, record.start, record.stop))
+    other = _at_positions(contents_between(prompt.contents, record.start, record.stop))
     for position in sorted(first.keys() | other.keys()):
         if first.get(position) != other.get(position):
             return min(same, record.start + position)
@@ -282,17 +289,6 @@ def _at_positions(
         for start, stop, kind, name in contents
         for position in range(start, stop)
     }
-
-
-def _contents_between(
-    contents: Contents, start: int, stop: int
-) -> tuple[tuple[int, int, str, str], ...]:
-    """Spans within a range, counted from its start."""
-    return tuple(
-        (max(first, start) - start, min(last, stop) - start, *named(content))
-        for first, last, content in contents.spans
-        if first < stop and last > start
-    )
 
 
 def _folder(keys: Sequence[bytes], unit: int) -> str:
