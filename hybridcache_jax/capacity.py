@@ -65,7 +65,7 @@ class CapacityPlan:
             whole(name, getattr(self, name), least=1)
         for name in ("stored_tokens", "staging_blocks", "rollback"):
             whole(name, getattr(self, name))
-        if not 0 <= self.rollback <= self.max_length:
+        if self.rollback > self.max_length:
             raise ValueError(
                 f"rollback must be 0 to max_length {self.max_length} tokens, got "
                 f"{self.rollback}."

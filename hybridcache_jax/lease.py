@@ -248,8 +248,8 @@ def admit(
     return _choose(status == Status.OK, pinned, cache), status, ticket
 
 
-def require_lease(receipt: Receipt) -> None:
-    """Refuses receipts that do not say under what plan a row was admitted.
+def require_lease(receipt: Receipt) -> Lease:
+    """The receipt itself, if it says under what plan a row was admitted.
 
     Raises:
       ValueError: for one that is no :class:`Lease`, as those of ``overdue`` are.
@@ -259,6 +259,7 @@ def require_lease(receipt: Receipt) -> None:
             f"The receipt of row {receipt.row} is no lease and does not say what may "
             "be stored; give the lease, or release the row with publish=False."
         )
+    return receipt
 
 
 def release(

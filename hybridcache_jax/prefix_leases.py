@@ -53,11 +53,8 @@ class LeaseMethods(PrefixParts):
                 f"The plan resumes at {plan.length} only once its blocks are loaded; "
                 "load them and match again."
             )
-        if plan.length > 0 and not self._rollout.holds(plan.key):
-            raise LeaseError(
-                "The reuse scope of this plan's producer changed since it was matched; "
-                "match again."
-            )
+        if plan.length > 0:
+            self._require_scope(plan)
         due = deadlines.deadline_at(cache, deadline)
         (row,) = leaselib.idle_rows(cache, 1)
         version = self._version(plan.identity)
@@ -124,11 +121,10 @@ class LeaseMethods(PrefixParts):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        if publish:
-            leaselib.require_lease(lease)
+        own = leaselib.require_lease(lease) if publish else None
         with self._index.provisional():
-            if isinstance(lease, Lease) and publish:
-                published = self._publish(cache, lease, finished=True)
+            if own is not None:
+                published = self._publish(cache, own, finished=True)
                 cache = cache if published is None else published
                 self._at(Point.RELEASE_PUBLISHED)
             cache, status = self._release(cache, lease.row, lease.ticket)

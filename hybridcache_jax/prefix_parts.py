@@ -13,6 +13,7 @@ from hybridcache_jax.approximate import marked
 from hybridcache_jax.branching import Branching
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.cost import CostModel
+from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.host_facts import snapshot
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lineage import Lineage, OnFacts
@@ -151,6 +152,14 @@ class PrefixParts:
         if plan.key.scope == Scope.REQUEST:
             gone = (plan.key, marked(plan).key)
             self._drop(lambda key: key in gone)
+
+    def _require_scope(self, plan: ResumePlan) -> None:
+        """Refuses a plan whose claims are not kept in the scope of this moment."""
+        if not self._rollout.holds(plan.key):
+            raise LeaseError(
+                "The reuse scope of this plan's producer changed since it was matched; "
+                "match again."
+            )
 
     def _drop(self, which: Callable[[Key], bool]) -> None:
         """Drops the claims under some keys, and what was asked back for them."""

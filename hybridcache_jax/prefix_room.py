@@ -6,7 +6,6 @@ from hybridcache_jax import eviction
 from hybridcache_jax._whole import whole
 from hybridcache_jax.codes import Verdict
 from hybridcache_jax.deadlines import deadline_at
-from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.forms import Form
 from hybridcache_jax.host_facts import snapshot
 from hybridcache_jax.observe.declarations import Why
@@ -139,11 +138,7 @@ class RoomMethods(PrefixParts):
                 f"Only a plan with the verdict NEEDS_IO has something to load, this "
                 f"one is {plan.verdict.name}."
             )
-        if not self._rollout.holds(plan.key):
-            raise LeaseError(
-                "The reuse scope of this plan's producer changed since it was matched; "
-                "match again."
-            )
+        self._require_scope(plan)
         if deadline is None:
             due = min(int(cache.clock) + LOAD_TICKS, NEVER)
         else:

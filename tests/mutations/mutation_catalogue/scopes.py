@@ -52,9 +52,9 @@ SCOPES = (
     ),
     Mutation(
         "plan-of-before-the-demotion-admitted",
-        "prefix_leases.py",
-        "if plan.length > 0 and not self._rollout.holds(plan.key):",
-        "if plan.length > 0 and plan.key.reason != Reason.OK:",
+        "prefix_parts.py",
+        "if not self._rollout.holds(plan.key):",
+        "if plan.key.reason != 0:",
         "a hit that was matched before a demotion still runs",
         (_ROLLOUT + "test_a_demotion_takes_effect_at_once",),
     ),
