@@ -59,7 +59,6 @@ def test_a_chain_goes_on_from_any_of_its_keys(pairs, cut):
     assert again == whole[cut:]
 
 
-@pytest.mark.kind("K08")
 def test_any_field_of_the_producer_changes_every_key():
     changed = [
         dataclasses.replace(ME, **{field.name: value})
@@ -73,7 +72,6 @@ def test_any_field_of_the_producer_changes_every_key():
         assert not set(one) & set(other)
 
 
-@pytest.mark.kind("K10")
 def test_a_namespace_is_no_part_of_the_text_but_the_key_of_the_hash():
     """Equal texts under two namespaces are hashed under two secrets."""
     heard = []
@@ -103,7 +101,6 @@ def test_an_identity_that_is_not_complete_stores_nothing():
         root_key(dataclasses.replace(ME, weights=None), Provenance.EXACT, GRID)
 
 
-@pytest.mark.kind("K09")
 def test_keys_are_the_same_in_every_process():
     """And in every release: they name what lies on disk."""
     code = (

@@ -50,7 +50,6 @@ def test_it_comes_back_as_it_was():
     assert decode(encode(RECORD)) == RECORD
 
 
-@pytest.mark.kind("K14")
 def test_every_flipped_bit_is_found():
     data = encode(RECORD)
     for place in range(len(data)):
@@ -61,7 +60,6 @@ def test_every_flipped_bit_is_found():
                 decode(bytes(damaged))
 
 
-@pytest.mark.kind("K14")
 def test_every_other_length_is_found():
     data = encode(RECORD)
     for length in range(len(data)):

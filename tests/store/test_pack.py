@@ -63,7 +63,6 @@ def test_a_flipped_bit_costs_the_block_that_it_is_in(place, bit):
     assert read_blocks(store, places, SIZE) == want
 
 
-@pytest.mark.kind("K14")
 def test_a_pack_that_is_shorter_or_gone_is_a_miss():
     store, some = Memory(), blocks(2)
     places = write_blocks(store, some)
@@ -76,7 +75,6 @@ def test_a_pack_that_is_shorter_or_gone_is_a_miss():
     assert read_blocks(store, places, SIZE) == [None, None]
 
 
-@pytest.mark.kind("K14")
 @pytest.mark.parametrize(
     "wrong",
     [

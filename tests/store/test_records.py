@@ -144,7 +144,6 @@ def test_the_furthest_records_are_found_and_are_the_prompts_own(all_stored, aske
     check(store, found, asked)
 
 
-@pytest.mark.kind("K16")
 @pytest.mark.parametrize("writes", [0, 1])
 def test_a_record_that_is_cut_short_is_not_there(writes):
     store, tokens = Memory(), list(range(8))
@@ -160,7 +159,6 @@ def test_a_record_that_is_cut_short_is_not_there(writes):
     assert find_records(store, prefix(tokens)).length == 8
 
 
-@pytest.mark.kind("K10")
 def test_another_tenant_finds_nothing_and_opens_nothing():
     store, tokens = Memory(), list(range(8))
     write(store, tokens)
@@ -171,7 +169,6 @@ def test_another_tenant_finds_nothing_and_opens_nothing():
     assert find_records(store, prefix(tokens)).length == 8
 
 
-@pytest.mark.kind("K08")
 def test_a_record_that_was_put_under_another_producers_name_is_named():
     """No hash decides: the fields are compared, and the one that differs is said."""
     store, tokens = Memory(), list(range(4))
@@ -189,7 +186,6 @@ def test_a_record_that_was_put_under_another_producers_name_is_named():
         assert found.problems == ((name, f"another producer wrote it: {field.name}"),)
 
 
-@pytest.mark.kind("K14")
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -217,7 +213,6 @@ def test_a_manifest_that_lies_is_passed_by(change, why):
     assert why in said
 
 
-@pytest.mark.kind("K09")
 def test_contents_part_prefixes_of_equal_tokens():
     store, tokens = Memory(), [1, 9, 9, 2, 5, 6, 7, 8]
     write(store, tokens, spans=[(5, 7, 0x10ABC)])
