@@ -14,9 +14,10 @@ from collections.abc import Callable
 import numpy as np
 from blake3 import blake3
 
-from hybridcache_jax.codes import Provenance
+from hybridcache_jax.codes import Reason
 from hybridcache_jax.contents import ContentId, Contents
 from hybridcache_jax.identity import Identity
+from hybridcache_jax.rollout import Key
 
 KEY_BYTES = 16
 """Bytes of a key; 128 bits, so that unequal prefixes do not meet by chance."""
@@ -32,17 +33,12 @@ def keyed_blake3(key: bytes, data: bytes) -> bytes:
     return blake3(data, key=key).digest()
 
 
-def root_key(
-    identity: Identity,
-    provenance: Provenance,
-    grid: int,
-    hash: Hash = keyed_blake3,
-) -> bytes:
+def root_key(key: Key, grid: int, hash: Hash = keyed_blake3) -> bytes:
     """The key of the empty prefix: who writes, for whom, and how the grid lies.
 
     Args:
-      identity: producer and namespace.
-      provenance: exact and approximate prefixes have keys of their own.
+      key: producer, namespace, reuse scope, generation and provenance: what may not be
+        reused for one another has keys that do not meet.
       grid: tokens of a grid unit.
       hash: for tests of what happens when keys meet.
 
@@ -50,15 +46,16 @@ def root_key(
       ``KEY_BYTES`` bytes.
 
     Raises:
-      ValueError: if the producer is not known well enough to share what it writes.
+      ValueError: if nothing may be shared under the key.
     """
-    if not identity.complete:
+    if key.reason != Reason.OK:
         raise ValueError(
-            "A prefix can be stored only under a complete identity; give digests of "
-            "weights, config and layout."
+            f"Nothing is stored under this key: {key.reason.explanation}. Give digests "
+            "of weights, config and layout, a scope, and the id that it asks for."
         )
-    said = json.dumps([identity.digest, int(provenance), grid]).encode()
-    return hash(_namespace_key(identity), said)[:KEY_BYTES]
+    said = [key.identity.digest, int(key.scope), key.owner]
+    said += [key.generation, int(key.provenance), grid]
+    return hash(_namespace_key(key.identity), json.dumps(said).encode())[:KEY_BYTES]
 
 
 def chain(

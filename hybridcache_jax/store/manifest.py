@@ -78,6 +78,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       library: version of the library that wrote it.
       identity: fields of the producer's identity, by name.
+      scope: ``rollout.Scope`` of those who may read it.
+      owner: the session's id where the scope asks for one.
+      generation: how often the producer's records were given up before.
       provenance: ``codes.Provenance`` of everything in it.
       grid: tokens of a grid unit.
       key: of the prefix that ends at ``stop`` (:mod:`keys`).
@@ -93,6 +96,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     library: str
     identity: dict[str, str | int | None]
+    scope: int
+    owner: str
+    generation: int
     provenance: int
     grid: int
     key: bytes

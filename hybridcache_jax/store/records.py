@@ -11,11 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hybridcache_jax.codes import Provenance
 from hybridcache_jax.contents import Contents
-from hybridcache_jax.identity import Identity
 from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.planes import storage_width
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.store.keys import (
     Hash,
@@ -47,16 +46,15 @@ class Prefix:
     """Tokens, and who wrote what they left.
 
     Attributes:
-      identity: producer and namespace.
-      provenance: of everything that is stored.
+      key: producer and namespace, who may read, and the provenance of everything that
+        is stored.
       tokens: ``[n]`` int32.
       contents: what some of them stand for.
       grid: tokens of a grid unit.
       hash: of the keys.
     """
 
-    identity: Identity
-    provenance: Provenance
+    key: Key
     tokens: np.ndarray
     contents: Contents
     grid: int
@@ -64,9 +62,9 @@ class Prefix:
 
     def keys(self) -> list[bytes]:
         """Keys of all prefixes that end on the grid, the empty one first."""
-        root = root_key(self.identity, self.provenance, self.grid, self.hash)
+        root = root_key(self.key, self.grid, self.hash)
         return chain(
-            self.identity, root, self.tokens, self.contents, self.grid, self.hash
+            self.key.identity, root, self.tokens, self.contents, self.grid, self.hash
         )
 
 
@@ -155,8 +153,11 @@ def write_record(
     written = iter(write_blocks(store, fresh))
     manifest = Manifest(
         library=library,
-        identity=dataclasses.asdict(prefix.identity),
-        provenance=int(prefix.provenance),
+        identity=dataclasses.asdict(prefix.key.identity),
+        scope=int(prefix.key.scope),
+        owner=prefix.key.owner,
+        generation=prefix.key.generation,
+        provenance=int(prefix.key.provenance),
         grid=grid,
         key=keys[stop // grid],
         parent=keys[start // grid],
@@ -245,7 +246,7 @@ def _opened(
         record = decode(data)
     except ManifestError as error:
         return None, str(error)
-    identity = dataclasses.asdict(prompt.identity)
+    identity = dataclasses.asdict(prompt.key.identity)
     changed = [
         field
         for field, value in identity.items()
@@ -253,8 +254,13 @@ def _opened(
     ]
     if changed or record.identity.keys() != identity.keys():
         return None, f"another producer wrote it: {', '.join(changed) or 'fields'}"
-    wanted = int(prompt.provenance), prompt.grid, parent, start
-    if (record.provenance, record.grid, record.parent, record.start) != wanted:
+    key = prompt.key
+    readers = int(key.scope), key.owner, key.generation, int(key.provenance)
+    written = record.scope, record.owner, record.generation, record.provenance
+    if written != readers:
+        return None, "it was written for other readers"
+    wanted = prompt.grid, parent, start
+    if (record.grid, record.parent, record.start) != wanted:
         return None, "it does not go on from the record before"
     whole = record.stop - record.start
     if whole <= 0 or whole % record.grid or len(record.tokens) != 4 * whole:

@@ -13,16 +13,20 @@ from hypothesis import strategies as st
 from hybridcache_jax.codes import Provenance
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.identity import Identity
+from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.store.keys import KEY_BYTES, chain, keyed_blake3, root_key
 
 ME = Identity(weights="w", config="c", layout="l", namespace="a")
 GRID = 4
 
 
-def keys(tokens, contents=(), identity=ME, provenance=Provenance.EXACT, grid=GRID):
+KEY = Key(ME)
+
+
+def keys(tokens, contents=(), key=KEY, grid=GRID):
     ids = np.array(tokens, np.int32)
-    root = root_key(identity, provenance, grid)
-    return chain(identity, root, ids, Contents.of(contents, len(ids)), grid)
+    root = root_key(key, grid)
+    return chain(key.identity, root, ids, Contents.of(contents, len(ids)), grid)
 
 
 PAIRS = st.lists(
@@ -59,15 +63,23 @@ def test_a_chain_goes_on_from_any_of_its_keys(pairs, cut):
     assert again == whole[cut:]
 
 
-def test_any_field_of_the_producer_changes_every_key():
+def test_any_field_of_producer_and_readers_changes_every_key():
     changed = [
         dataclasses.replace(ME, **{field.name: value})
         for field in dataclasses.fields(ME)
         for value in [2 if field.name == "format_version" else "other"]
     ]
     assert len(changed) == len(dataclasses.fields(ME))
-    found = [tuple(keys(range(8), identity=who)) for who in (ME, *changed)]
-    found.append(tuple(keys(range(8), provenance=Provenance.APPROXIMATE)))
+    readers = [
+        {"scope": Scope.GLOBAL},
+        {"scope": Scope.SESSION, "owner": "s"},
+        {"scope": Scope.SESSION, "owner": "t"},
+        {"generation": 1},
+        {"provenance": Provenance.APPROXIMATE},
+    ]
+    asked = [Key(who) for who in (ME, *changed)]
+    asked += [dataclasses.replace(KEY, **each) for each in readers]
+    found = [tuple(keys(range(8), key=key)) for key in asked]
     for one, other in itertools.combinations(found, 2):
         assert not set(one) & set(other)
 
@@ -96,20 +108,30 @@ def test_a_namespace_is_no_part_of_the_text_but_the_key_of_the_hash():
     assert b"a" not in {one, other}
 
 
-def test_an_identity_that_is_not_complete_stores_nothing():
-    with pytest.raises(ValueError, match="complete identity"):
-        root_key(dataclasses.replace(ME, weights=None), Provenance.EXACT, GRID)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": dataclasses.replace(ME, weights=None)},
+        {"scope": Scope.OFF},
+        {"scope": Scope.SESSION},
+    ],
+    ids=str,
+)
+def test_what_may_not_be_shared_has_no_key(change):
+    with pytest.raises(ValueError, match="Nothing is stored under this key"):
+        root_key(dataclasses.replace(KEY, **change), GRID)
 
 
 def test_keys_are_the_same_in_every_process():
     """And in every release: they name what lies on disk."""
     code = (
-        "import numpy as np; from hybridcache_jax.codes import Provenance;"
+        "import numpy as np;"
         "from hybridcache_jax.contents import Contents;"
         "from hybridcache_jax.identity import Identity;"
+        "from hybridcache_jax.rollout import Key;"
         "from hybridcache_jax.store.keys import chain, root_key;"
         "who = Identity('w', 'c', 'l', namespace='a');"
-        "root = root_key(who, Provenance.EXACT, 4);"
+        "root = root_key(Key(who), 4);"
         "ids = np.arange(8, dtype=np.int32);"
         "found = chain(who, root, ids, Contents.of([(5, 6, 'x')], 8), 4);"
         "print(*(key.hex() for key in found))"
@@ -119,4 +141,4 @@ def test_keys_are_the_same_in_every_process():
     )
     here = [key.hex() for key in keys(range(8), [(5, 6, "x")])]
     assert done.stdout.split() == here
-    assert here[0] == "5999f58db0bdfb7532f47cae3c5dd33d"
+    assert here[0] == "be9ef42566132b74918540a5b37ff865"

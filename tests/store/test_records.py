@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from memory_store import Memory
 
 import hybridcache_jax as hc
-from hybridcache_jax.codes import Provenance
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.offload.payload import Payload
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.keys import keyed_blake3
 from hybridcache_jax.store.manifest import decode, encode
 from hybridcache_jax.store.pack import read_blocks
@@ -33,12 +33,13 @@ SPEC = hc.CacheSpec.from_layers(
 )
 WINDOW, HISTORY = SPEC.pools
 ME = hc.Identity("w", "c", SPEC.fingerprint, namespace="a")
+KEY = Key(ME)
 
 
-def prefix(tokens, spans=(), identity=ME, hash=keyed_blake3):
+def prefix(tokens, spans=(), key=KEY, hash=keyed_blake3):
     ids = np.array(tokens, np.int32)
     contents = Contents.of(spans, len(ids))
-    return Prefix(identity, Provenance.EXACT, ids, contents, GRID, hash)
+    return Prefix(key, ids, contents, GRID, hash)
 
 
 def block(pool, tokens):
@@ -164,7 +165,8 @@ def test_another_tenant_finds_nothing_and_opens_nothing():
     write(store, tokens)
     for namespace in ("b", ""):
         reads = store.reads
-        found = find_records(store, prefix(tokens, identity=ME.within(namespace)))
+        other = Key(ME.within(namespace))
+        found = find_records(store, prefix(tokens, key=other))
         assert (found.length, found.problems, store.reads) == (0, (), reads)
     assert find_records(store, prefix(tokens)).length == 8
 
@@ -192,7 +194,10 @@ def test_a_record_that_was_put_under_another_producers_name_is_named():
         ({"start": 4, "stop": 8}, "does not go on"),
         ({"parent": b"x" * 16}, "does not go on"),
         ({"grid": 2}, "does not go on"),
-        ({"provenance": 1}, "does not go on"),
+        ({"provenance": 1}, "other readers"),
+        ({"scope": 4}, "other readers"),
+        ({"owner": "x"}, "other readers"),
+        ({"generation": 1}, "other readers"),
         ({"stop": 8}, "tokens are not those"),
         ({"stop": 2**62}, "tokens are not those"),
         ({"stop": 0, "tokens": b""}, "tokens are not those"),
