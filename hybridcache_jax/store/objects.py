@@ -1,16 +1,20 @@
 """Objects in a folder, through TensorStore's key-value stores.
 
 TensorStore writes beside the object, waits until the bytes survive the end of the
-machine, and renames; its locks are the operating system's and end with their process.
+machine, and renames.  It does so without locks, each time under a new name: with its
+locks it writes over what a killed writer of the same object had begun, and leaves the
+end of that where it is longer.
 """
 
 import pathlib
 from collections.abc import Iterator
 
+from hybridcache_jax.store.folder import Folder
 from hybridcache_jax.store.prefix_store import (
     ShortObjectError,
     StoreError,
     checked_name,
+    is_name,
 )
 
 
@@ -37,11 +41,15 @@ class ObjectStore:
         self.path = str(path)
         if "://" in self.path:
             raise ValueError(f"{self.path!r} is no folder; give the path of one.")
-        where = str(pathlib.Path(path).absolute()) + "/"
+        self._folder = Folder(pathlib.Path(path).absolute())
         self._ts = tensorstore
         try:
             self._objects = tensorstore.KvStore.open(
-                {"driver": "file", "path": where}
+                {
+                    "driver": "file",
+                    "path": f"{self._folder.root}/",
+                    "context": {"file_io_locking": {"mode": "none"}},
+                }
             ).result()
         except Exception as error:
             raise StoreError(f"{self.path} cannot be opened: {error}") from error
@@ -49,7 +57,8 @@ class ObjectStore:
     def put(self, name: str, data: bytes) -> None:
         """See :class:`PrefixStore`."""
         try:
-            self._objects.write(checked_name(name), data).result()
+            with self._folder.writing(checked_name(name)):
+                self._objects.write(name, data).result()
         except Exception as error:
             raise self._failed("written", name, error) from error
 
@@ -73,7 +82,10 @@ class ObjectStore:
             found = self._objects.list(self._ts.KvStore.KeyRange(prefix, end)).result()
         except Exception as error:
             raise self._failed("listed", prefix, error) from error
-        return (name.decode() for name in found)
+        # Whatever else lies in the folder is not ours, as what network file systems
+        # put there.
+        said = (name.decode(errors="replace") for name in found)
+        return (name for name in said if is_name(name))
 
     def delete(self, name: str) -> None:
         """See :class:`PrefixStore`."""
@@ -82,6 +94,23 @@ class ObjectStore:
             self._objects.write(checked_name(name), None).result()
         except Exception as error:
             raise self._failed("deleted", name, error) from error
+
+    def sweep(self) -> int:
+        """Removes what killed writers left half written, while others write.
+
+        It never was an object: no name of it is listed and nobody reads it; it only
+        takes room.
+
+        Returns:
+          How many files were removed.
+
+        Raises:
+          StoreError: if a folder cannot be read, or a leftover cannot be removed.
+        """
+        try:
+            return self._folder.sweep()
+        except OSError as error:
+            raise StoreError(f"{self.path} could not be swept: {error}") from error
 
     def _failed(self, what: str, name: str, error: Exception) -> StoreError:
         if isinstance(error, StoreError):

@@ -1,0 +1,132 @@
+"""What a folder of objects needs besides TensorStore: it lasts, and gets clean again.
+
+TensorStore writes an object beside its place, under a name that nobody else has, waits
+until the bytes survive the end of the machine, renames, and waits for the folder.  It
+waits for no folder above that one, and what it had begun when its process was killed
+stays.
+
+A writer holds a shared lock of the folder that its object lies in.  The lock belongs to
+the operating system and ends with the process.  So who gets it alone knows, without a
+look at any clock, that no writer of what lies there half written is alive.  Locks of
+folders do not reach other machines: on a network file system a sweep may make a put of
+another machine fail, with its error, and do no other harm.
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Iterator
+
+LEFTOVER = ".__lock"
+"""How the names end under which TensorStore writes; no object's does."""
+
+# Folders that are known to last, at most; about 200 bytes each.
+_MOST_KNOWN = 10_000
+
+
+class Folder:
+    """The folder of a store.  No other program may remove folders from it.
+
+    Attributes:
+      root: where it is.
+    """
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+        self._lasting: set[pathlib.Path] = set()
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Makes the folder of an object, keeps sweeps out of it and makes it last.
+
+        Args:
+          name: of the object, which is written meanwhile.
+
+        Raises:
+          OSError: if the folder cannot be made, opened, locked or waited for.
+        """
+        folder, top = (self.root / name).parent, self.root
+        while not top.parent.is_dir():
+            top = top.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with _opened(folder) as place:
+            fcntl.flock(place, fcntl.LOCK_SH)
+            yield
+        # That a folder was there before does not say that it lasts: another process may
+        # have made it just now, and not have waited for it yet.
+        seen = []
+        while folder not in self._lasting and folder != top.parent:
+            seen.append(folder)
+            _wait_for(folder.parent, inside=folder != top)
+            folder = folder.parent
+        if len(self._lasting) > _MOST_KNOWN:
+            self._lasting.clear()
+        self._lasting.update(seen)
+
+    def sweep(self) -> int:
+        """Removes what killed writers left, while others write.
+
+        Returns:
+          How many files were removed.  Folders in which something is written at the
+          moment are left for the next time.
+
+        Raises:
+          OSError: if a folder cannot be read, or a leftover cannot be removed.
+        """
+        removed, pending = 0, [self.root]
+        while pending:
+            entries = _entries(pending.pop())
+            pending += [
+                pathlib.Path(entry)
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False)
+            ]
+            if begun := next(filter(_is_leftover, entries), None):
+                removed += _sweep_one(pathlib.Path(begun).parent)
+        return removed
+
+
+def _sweep_one(folder: pathlib.Path) -> int:
+    with _opened(folder) as place:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return 0
+        # Only what lies there now that no writer is left: the list before is old.
+        found = [entry for entry in _entries(folder) if _is_leftover(entry)]
+        for entry in found:
+            pathlib.Path(entry).unlink(missing_ok=True)
+    return len(found)
+
+
+def _entries(folder: pathlib.Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+
+
+def _is_leftover(entry: os.DirEntry[str]) -> bool:
+    return entry.name.endswith(LEFTOVER) and entry.is_file(follow_symlinks=False)
+
+
+def _wait_for(folder: pathlib.Path, inside: bool) -> None:
+    """Waits until what a folder names survives the end of the machine."""
+    try:
+        with _opened(folder) as place:
+            os.fsync(place)
+    except PermissionError:
+        # Who may not list the folder around the store finds the store there ready-made.
+        if inside:
+            raise
+
+
+@contextlib.contextmanager
+def _opened(folder: pathlib.Path) -> Iterator[int]:
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield place
+    finally:
+        os.close(place)
