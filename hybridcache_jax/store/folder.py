@@ -114,13 +114,15 @@ def _is_leftover(entry: os.DirEntry[str]) -> bool:
 
 def _wait_for(folder: pathlib.Path, inside: bool) -> None:
     """Waits until what a folder names survives the end of the machine."""
-    try:
-        with _opened(folder) as place:
-            os.fsync(place)
-    except PermissionError:
-        # Who may not list the folder around the store finds the store there ready-made.
-        if inside:
-            raise
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(_opened(folder))
+        except PermissionError:
+            # Who may not list the folder around the store found the store ready-made.
+            if inside:
+                raise
+            return
+        os.fsync(place)
 
 
 @contextlib.contextmanager
