@@ -3,8 +3,11 @@
 A record stands for one resume point: with those it names as its parents it has every
 form that resuming there requires.  The file is a header, the digest of the body and the
 body in MessagePack.  Nothing in it is run, and no number in it is believed before it is
-compared with what the reader itself expects.
+compared with what the reader itself expects.  How much memory it takes is bounded by
+the size of the file, and that by ``MOST_BYTES``.
 """
+
+from typing import Annotated
 
 import msgspec
 from blake3 import blake3
@@ -15,8 +18,16 @@ that can still read this one says so in ``READABLE``."""
 
 READABLE = (FORMAT,)
 
+MOST_BYTES = 64 * 2**20
+"""The most that a manifest may have: some 500,000 blocks and a million tokens."""
+
 _MAGIC = b"hcjr"
 _DIGEST_BYTES = 32
+
+# Of what takes few bytes in the file and many in memory.
+_MOST_FIELDS = msgspec.Meta(max_length=64)
+_MOST_POOLS = msgspec.Meta(max_length=4096)
+_MOST_CONTENTS = msgspec.Meta(max_length=2**20)
 HEADER_BYTES = len(_MAGIC) + 2 + _DIGEST_BYTES
 
 
@@ -68,7 +79,7 @@ class PoolPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pool: str
     form: str
     block_tokens: int
-    planes: tuple[PlaneLayout, ...]
+    planes: Annotated[tuple[PlaneLayout, ...], _MOST_FIELDS]
     blocks: tuple[BlockPlace, ...]
 
 
@@ -95,7 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     library: str
-    identity: dict[str, str | int | None]
+    identity: Annotated[dict[str, str | int | None], _MOST_FIELDS]
     scope: int
     owner: str
     generation: int
@@ -106,8 +117,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     stop: int
     tokens: bytes
-    contents: tuple[tuple[int, int, str, str], ...]
-    parts: tuple[PoolPart, ...]
+    contents: Annotated[tuple[tuple[int, int, str, str], ...], _MOST_CONTENTS]
+    parts: Annotated[tuple[PoolPart, ...], _MOST_POOLS]
     age: int
 
 
@@ -129,9 +140,11 @@ def decode(data: bytes) -> Manifest:
       data: the whole file.
 
     Raises:
-      ManifestError: if one byte of it is not as it was written, or if it was written
-        in a format that cannot be read.
+      ManifestError: if one byte of it is not as it was written, if it was written
+        in a format that cannot be read, or if it has too much of something.
     """
+    if len(data) > MOST_BYTES:
+        raise ManifestError(f"it has more than {MOST_BYTES} bytes")
     if len(data) < HEADER_BYTES or data[: len(_MAGIC)] != _MAGIC:
         raise ManifestError("it does not begin like a manifest")
     place = len(_MAGIC) + 2

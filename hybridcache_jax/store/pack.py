@@ -4,6 +4,7 @@ One object costs one durable write, however many blocks lie in it.  A block that
 records have lies in one pack, and both name it.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -11,14 +12,13 @@ from blake3 import blake3
 
 from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.store.manifest import BlockPlace, PlaneLayout
-from hybridcache_jax.store.prefix_store import (
-    PrefixStore,
-    ShortObjectError,
-    is_name,
-)
+from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 
 BLOCK_DIGEST_BYTES = 16
 FOLDER = "packs"
+# What pack_name makes, and nothing else: a manifest may name folders, or more letters
+# than a file system takes.
+_PACK = re.compile(rf"{FOLDER}/([0-9a-f]{{2}})/\1[0-9a-f]{{30}}")
 
 # Bytes of blocks that are read or written at once.
 _MOST = 64 * 2**20
@@ -44,8 +44,7 @@ def pack_name(data: bytes) -> str:
 
 
 def _is_place(place: BlockPlace) -> bool:
-    inside = is_name(place.pack) and place.pack.startswith(FOLDER + "/")
-    return inside and 0 <= place.start < _LARGEST
+    return bool(_PACK.fullmatch(place.pack)) and 0 <= place.start < _LARGEST
 
 
 def write_blocks(

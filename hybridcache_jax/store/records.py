@@ -7,7 +7,7 @@ them all.  Names find; manifests are compared, token by token and field by field
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from hybridcache_jax.store.keys import (
     root_key,
 )
 from hybridcache_jax.store.manifest import (
+    MOST_BYTES,
     BlockPlace,
     Manifest,
     ManifestError,
@@ -33,7 +34,7 @@ from hybridcache_jax.store.manifest import (
     encode,
 )
 from hybridcache_jax.store.pack import block_bytes, write_blocks
-from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 
 FOLDER = "records"
 
@@ -134,7 +135,7 @@ def write_record(
 
     Raises:
       ValueError: if ``start`` and the tokens are no whole grid units, or nothing lies
-        between them.
+        between them; or if the manifest would be too large to be read again.
       StoreError: if the store fails.
     """
     keys, stop, grid = prefix.keys(), len(prefix.tokens), prefix.grid
@@ -180,7 +181,15 @@ def write_record(
         ),
         age=age,
     )
-    store.put(_folder(keys, start // grid) + manifest.key.hex(), encode(manifest))
+    data = encode(manifest)
+    try:
+        decode(data)
+    except ManifestError as error:
+        raise ValueError(
+            f"The manifest could not be read again, for {error}; write records that go "
+            "on from each other."
+        ) from error
+    store.put(_folder(keys, start // grid) + manifest.key.hex(), data)
     return manifest
 
 
@@ -239,13 +248,21 @@ def _opened(
     store: PrefixStore, name: str, prompt: Prefix, parent: bytes, start: int
 ) -> tuple[Manifest | None, str]:
     """A record that goes on from ``parent``; or None and what is wrong with it."""
-    data = store.get(name)
+    try:
+        # Whatever lies there: memory for more than a manifest is not asked for.
+        data = store.get(name, MOST_BYTES, MOST_BYTES + 1)
+        if data is not None:
+            return None, f"it has more than {MOST_BYTES} bytes"
+    except ShortObjectError:
+        data = store.get(name)
     if data is None:
         return None, "it is gone"
     try:
         record = decode(data)
     except ManifestError as error:
         return None, str(error)
+    if record.key.hex() != name.rpartition("/")[2]:
+        return None, "it lies under the name of another record"
     identity = dataclasses.asdict(prompt.key.identity)
     changed = [
         field
@@ -279,8 +296,12 @@ def _along(record: Manifest, prompt: Prefix) -> int:
     different = np.flatnonzero(own != asked)
     same = record.start + (int(different[0]) if len(different) else len(own))
     # Content ids are few: the first position at which they part.
-    first = _at_positions(record.contents)
-    other = _at_positions(contents_between(prompt.contents, record.start, record.stop))
+    size = stop - record.start
+    first = _at_positions(
+        (begin, min(end, size), kind, name)
+        for begin, end, kind, name in record.contents
+    )
+    other = _at_positions(contents_between(prompt.contents, record.start, stop))
     for position in sorted(first.keys() | other.keys()):
         if first.get(position) != other.get(position):
             return min(same, record.start + position)
@@ -288,7 +309,7 @@ def _along(record: Manifest, prompt: Prefix) -> int:
 
 
 def _at_positions(
-    contents: Sequence[tuple[int, int, str, str]],
+    contents: Iterable[tuple[int, int, str, str]],
 ) -> dict[int, tuple[str, str]]:
     return {
         position: (kind, name)

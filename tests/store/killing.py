@@ -19,8 +19,10 @@ def shim(folder):
         pytest.skip("a C compiler on Linux builds what cuts a save at its calls")
     path = folder / "fault_shim.so"
     subprocess.run(
-        [compiler, "-O1", "-shared", "-fPIC", "-o", path, HERE / "fault_shim.c"]
-        + ["-ldl", "-lpthread"],
+        [
+            *(compiler, "-O1", "-shared", "-fPIC", "-o", path),
+            *(HERE / "fault_shim.c", "-ldl", "-lpthread"),
+        ],
         check=True,
     )
     return path

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import mmap
 import os
+import resource
 import signal
 import sys
 
@@ -28,9 +29,7 @@ STATES = ("running", "waiting", "blocked", "done")
 
 def act(root, action):
     """What a child does."""
-    if action.get("no_files_beyond"):
-        import resource
-
+    if "no_files_beyond" in action:
         limit = action["no_files_beyond"]
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     if "uid" in action:
@@ -38,6 +37,10 @@ def act(root, action):
         os.setuid(action["uid"])
     store = ObjectStore(root)
     kind = action["kind"]
+    if kind == "look":
+        return look_closely(store, action)
+    if kind == "small disk":
+        return on_small_disk(root, action)
     SHIM.shim_arm(1)
     if kind == "save":
         save(store, action["tokens"], **action.get("more", {}))
@@ -48,6 +51,68 @@ def act(root, action):
     elif kind == "sweep":
         return store.sweep()
     return None
+
+
+def look_closely(store, action):
+    """What is found, what Python ran meanwhile, and whether the memory was enough."""
+    # Threads and what they need are there before the limit is.
+    store.get("nothing")
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + action["memory"]
+    heard = []
+    sys.addaudithook(lambda event, _: heard.append(event))
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    SHIM.shim_arm(1)
+    seen = look(store, action["tokens"])
+    SHIM.shim_arm(0)
+    return {"seen": seen, "heard": sorted(set(heard))}
+
+
+def on_small_disk(root, action):
+    """Saves on a disk that fills up and then may only be read, and what is there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.makedirs(root)
+
+    def mount(flags, options):
+        if libc.mount(b"tmpfs", root.encode(), b"tmpfs", flags, options):
+            raise OSError(ctypes.get_errno(), "mount")
+
+    private, remount, read_only = 1 << 18 | 1 << 14, 32, 1
+    # What is mounted goes with this process.
+    if libc.unshare(0x20000):
+        return {"skipped": "no mount namespace of its own"}
+    libc.mount(None, b"/", None, private, None)
+    try:
+        mount(0, b"size=64k")
+    except OSError as error:
+        return {"skipped": str(error)}
+    store, found = ObjectStore(root), []
+
+    def attempt(tokens):
+        try:
+            save(store, tokens)
+            said = "done"
+        except StoreError as error:
+            said = str(error)
+        found.append([said, look(PlainFolder(root), tokens)])
+
+    first, second = action["tokens"]
+    attempt(first)
+    filler = os.path.join(root, "filler")
+    with open(filler, "wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(512))
+            except OSError:
+                break
+    attempt(second)
+    os.remove(filler)
+    mount(remount | read_only, b"size=64k")
+    attempt(second)
+    mount(remount, b"size=64k")
+    attempt(second)
+    return {"found": found, "swept": store.sweep()}
 
 
 @dataclasses.dataclass
@@ -91,14 +156,14 @@ def spawn(root, action, fault="none", at=0, to=None, error=0, part=0, **more):
       error: ``errno`` of calls that fail.
       part: bytes that are written of a write that is torn or short.
       more: ``dry``, whether waiting for the disk is only pretended; ``gated``, whether
-        the child stops before every event.
+        the child stops before every event; ``watched``, the folder whose files count.
     """
     memory = mmap.mmap(-1, SHIM.shim_size())
     pointer = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
     # The folder around the store belongs to what is watched.
     SHIM.shim_prepare(
         pointer,
-        os.path.dirname(root).encode(),
+        more.get("watched", os.path.dirname(root)).encode(),
         FAULTS[fault],
         at,
         at + 1 if to is None else to,
@@ -146,9 +211,9 @@ def pending(child):
 def together(root, actions, schedule, tokens, stops=()):
     """Children that take turns, and a plain reader that looks after every event.
 
-    A turn ends before the child's next event, or, with ``stops``, before its next one of
-    those calls.  After the schedule each goes on to its end, the first one first; one
-    that waits for another lets that one go on.
+    A turn ends before the child's next event, or, with ``stops``, before its next one
+    of those calls.  After the schedule each goes on to its end, the first one first;
+    one that waits for another lets that one go on.
 
     Returns:
       How the children ended, who ended in which order, and what the reader saw, without

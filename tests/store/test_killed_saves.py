@@ -209,8 +209,11 @@ def test_no_call_of_a_save_is_missed(stored, shim_path, tmp_path):
         " dry=False); print(json.dumps(r))"
     )
     done = subprocess.run(
-        [strace, "-f", "-y", "-o", tmp_path / "calls", "-e", "trace=%file,%desc"]
-        + ["-E", f"LD_PRELOAD={shim_path}", sys.executable, "-W", "ignore", "-c", code],
+        [
+            *(strace, "-f", "-y", "-o", tmp_path / "calls", "-e", "trace=%file,%desc"),
+            *("-E", f"LD_PRELOAD={shim_path}", sys.executable),
+            *("-W", "ignore", "-c", code),
+        ],
         env={**environment(shim_path), "LD_PRELOAD": ""},
         cwd=HERE,
         capture_output=True,
