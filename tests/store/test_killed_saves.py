@@ -133,7 +133,7 @@ ERRORS = ("ENOSPC", "EIO", "EROFS", "EACCES", "EDQUOT", "EMFILE", "EINTR")
 
 
 @pytest.mark.kind("K13")
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     st.sampled_from(sorted(SAVES)),
     st.integers(0, 60),
@@ -196,6 +196,7 @@ def test_a_write_is_torn_after_any_of_its_bytes(stored, nursery, events, tmp_pat
                 assert not new
 
 
+@pytest.mark.slow
 def test_no_call_of_a_save_is_missed(stored, shim_path, tmp_path):
     """The operating system saw the same calls on the folder, in the same order."""
     strace = shutil.which("strace")
