@@ -1,14 +1,24 @@
-"""Objects in a folder, through TensorStore's key-value stores.
+"""Objects in a folder or a bucket, through TensorStore's key-value stores.
 
-TensorStore writes beside the object, waits until the bytes survive the end of the
-machine, and renames.  It does so without locks, each time under a new name: with its
-locks it writes over what a killed writer of the same object had begun, and leaves the
-end of that where it is longer.
+In a folder TensorStore writes beside the object, waits until the bytes survive the end
+of the machine, and renames.  It does so without locks, each time under a new name: with
+its locks it writes over what a killed writer of the same object had begun, and leaves
+the end of that where it is longer.
+
+In a bucket one request writes an object, whole or not at all.  ``s3://`` is tested on a
+server of its kind, with the errors that networks have; ``gs://`` on a stub of Google's
+service alone.  There TensorStore ends a list, without a word, at a page that is
+refused; only where that is the first one it is noticed here.
 """
 
+import concurrent.futures
+import math
 import pathlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+from hybridcache_jax.store.addresses import kvstore_spec
 from hybridcache_jax.store.folder import Folder
 from hybridcache_jax.store.prefix_store import (
     ShortObjectError,
@@ -19,79 +29,121 @@ from hybridcache_jax.store.prefix_store import (
 
 
 class ObjectStore:
-    """A :class:`PrefixStore` in one folder.
+    """A :class:`PrefixStore` in one folder, or under one prefix of a bucket.
+
+    Every call of its ends.  In a bucket, errors that may pass are tried again, with
+    waits that grow; what is refused, is not there or is too short is not.  A try that
+    hangs is given up after ``timeout`` seconds and made again by a new client; in a
+    folder it is given up for good.  A write that was given up may still arrive.
 
     Attributes:
-      path: of the folder.
+      path: as it was given.
     """
 
-    def __init__(self, path: str | pathlib.Path):
-        """Opens a store; the folder is made when the first object is written.
+    def __init__(
+        self,
+        path: str | pathlib.Path,
+        *,
+        endpoint: str | None = None,
+        region: str | None = None,
+        credentials: Mapping[str, str] | None = None,
+        tries: int = 4,
+        wait: float = 0.25,
+        timeout: float = 60.0,
+    ):
+        """Opens a store; no server is asked and no folder made before the first call.
 
         Args:
-          path: of the folder.
+          path: of the folder, ``gs://bucket/prefix`` or ``s3://bucket/prefix``.
+          endpoint: URL of an S3-compatible server, such as MinIO's or
+            ``https://s3.bj.bcebos.com``; None for Amazon's.
+          region: of an ``s3://`` bucket.  Left out, it is us-east-1 at an endpoint;
+            Amazon is asked for it, without a second try.
+          credentials: for ``s3://``, TensorStore's ``aws_credentials``, such as
+            ``{"type": "profile", "profile": "name", "credentials_file": "path"}``.
+            Left out, and for ``gs://``, TensorStore looks where the providers' own
+            tools do.
+          tries: how often a request to a bucket is made at most.
+          wait: seconds before the second try; doubled before each further one, up to 8.
+          timeout: seconds after which a try hangs; enough to write 64 MiB, the most
+            that a pack has.
 
         Raises:
-          ValueError: for an address of something else than a folder.
-          StoreError: if it cannot be opened.
+          ValueError: for a path or an option that is none.
+          StoreError: if the store cannot be opened.
         """
         # TensorStore loads for a while; who has no store does not wait for it.
         import tensorstore
 
         self.path = str(path)
-        if "://" in self.path:
-            raise ValueError(f"{self.path!r} is no folder; give the path of one.")
-        self._folder = Folder(pathlib.Path(path).absolute())
-        self._ts = tensorstore
+        spec = kvstore_spec(
+            path,
+            endpoint=endpoint,
+            region=region,
+            credentials=credentials,
+            tries=tries,
+            wait=wait,
+        )
+        if not 0 < timeout < math.inf:
+            raise ValueError(f"timeout must be seconds above 0, got {timeout!r}.")
         try:
-            self._objects = tensorstore.KvStore.open(
-                {
-                    "driver": "file",
-                    "path": f"{self._folder.root}/",
-                    "context": {"file_io_locking": {"mode": "none"}},
-                }
-            ).result()
-        except Exception as error:
-            raise StoreError(f"{self.path} cannot be opened: {error}") from error
+            tensorstore.KvStore.Spec(spec)
+        except ValueError as error:
+            raise ValueError(f"{self.path} is no store: {error}") from error
+        in_folder = spec["driver"] == "file"
+        self._ts, self._spec, self._timeout = tensorstore, spec, timeout
+        self._folder = Folder(pathlib.Path(spec["path"])) if in_folder else None
+        self._tries = 1 if in_folder else tries
+        self._objects = self._opened()
 
     def put(self, name: str, data: bytes) -> None:
         """See :class:`PrefixStore`."""
+        checked_name(name)
         try:
-            with self._folder.writing(checked_name(name)):
-                self._objects.write(name, data).result()
+            self._result(lambda objects: self._writing(objects, name, data))
         except Exception as error:
             raise self._failed("written", name, error) from error
 
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         """See :class:`PrefixStore`."""
-        part = None if (start, stop) == (0, None) else slice(start, stop)
+        checked_name(name)
+        # A bucket cannot be asked for an empty range; the byte before it tells.
+        early = 1 if not self._folder and start and stop in {None, start} else 0
+        part = slice(start - early, stop) if start or stop is not None else None
         try:
-            read = self._objects.read(checked_name(name), byte_range=part).result()
+            read = self._result(lambda objects: objects.read(name, byte_range=part))
         except Exception as error:
-            if "OUT_OF_RANGE" in str(error):
+            if str(error).startswith("OUT_OF_RANGE"):
+                end = start if stop is None else stop
                 raise ShortObjectError(
-                    f"{name} in {self.path} ends before byte {stop}."
+                    f"{name} in {self.path} ends before byte {end}."
                 ) from error
             raise self._failed("read", name, error) from error
-        return read.value if read.state == "value" else None
+        return read.value[early:] if read.state == "value" else None
 
     def names(self, prefix: str) -> Iterator[str]:
         """See :class:`PrefixStore`."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+        keys = self._ts.KvStore.KeyRange(prefix, end)
         try:
-            found = self._objects.list(self._ts.KvStore.KeyRange(prefix, end)).result()
+            found = self._result(lambda objects: objects.list(keys))
         except Exception as error:
-            raise self._failed("listed", prefix, error) from error
-        # Whatever else lies in the folder is not ours, as what network file systems
-        # put there.
+            raise self._failed("listed", repr(prefix), error) from error
+        if not found and self._spec["driver"] == "gcs":
+            # TensorStore takes a list that Google refuses for an empty one.  Who may
+            # not list is refused an object that is not there, too, and told so.
+            self.get("nothing/is/called/so")
+        # Whatever else lies there is not ours, as what network file systems put into
+        # folders.
         said = (name.decode(errors="replace") for name in found)
         return (name for name in said if is_name(name))
 
     def delete(self, name: str) -> None:
         """See :class:`PrefixStore`."""
+        checked_name(name)
         try:
             # No value is how TensorStore deletes.
-            self._objects.write(checked_name(name), None).result()
+            self._result(lambda objects: objects.write(name, None))
         except Exception as error:
             raise self._failed("deleted", name, error) from error
 
@@ -99,7 +151,7 @@ class ObjectStore:
         """Removes what killed writers left half written, while others write.
 
         It never was an object: no name of it is listed and nobody reads it; it only
-        takes room.
+        takes room.  In a bucket there is no such thing.
 
         Returns:
           How many files were removed.
@@ -108,11 +160,67 @@ class ObjectStore:
           StoreError: if a folder cannot be read, or a leftover cannot be removed.
         """
         try:
-            return self._folder.sweep()
+            return self._folder.sweep() if self._folder else 0
         except OSError as error:
             raise StoreError(f"{self.path} could not be swept: {error}") from error
+
+    def _opened(self) -> Any:
+        try:
+            opening = self._ts.KvStore.open(self._spec)
+            return opening.result(timeout=self._timeout)
+        except Exception as error:
+            raise StoreError(f"{self.path} cannot be opened: {error}") from error
+
+    def _writing(self, objects: Any, name: str, data: bytes) -> Any:
+        folder = self._folder
+        if folder is None:
+            return objects.write(name, data)
+
+        def write() -> None:
+            with folder.writing(name):
+                objects.write(name, data).result()
+
+        return _begun(write)
+
+    def _result(self, begin: Callable[[Any], Any]) -> Any:
+        """What an operation gives, begun again where it hangs.
+
+        TensorStore has no limit on a request's time.  One that hangs keeps its place
+        among those that a client makes at once, so a new client begins again.
+        """
+        for _ in range(self._tries):
+            future = begin(self._objects)
+            try:
+                return future.result(timeout=self._timeout)
+            except TimeoutError:
+                if future.done():
+                    # Over just now; or the time that was over is a file system's own.
+                    return future.result()
+                future.cancel()
+                self._objects = self._opened()
+        raise TimeoutError(
+            f"no answer in {self._timeout:g} seconds, {self._tries} times"
+        )
 
     def _failed(self, what: str, name: str, error: Exception) -> StoreError:
         if isinstance(error, StoreError):
             return error
         return StoreError(f"{name} could not be {what} in {self.path}: {error}")
+
+
+def _begun(call: Callable[[], None]) -> concurrent.futures.Future[None]:
+    """Begins a call in a thread that nobody has to wait for.
+
+    What hangs in the operating system cannot be ended; it goes with the process.
+    """
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

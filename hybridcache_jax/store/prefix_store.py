@@ -55,7 +55,7 @@ class PrefixStore(Protocol):
           The bytes, None if there is no such object.
 
         Raises:
-          ShortObjectError: if the object ends before ``stop``.
+          ShortObjectError: if the object ends before ``start`` or ``stop``.
         """
         ...
 

@@ -54,10 +54,11 @@ def _objects(store: PrefixStore, other: PrefixStore) -> None:
 def _ranges(store: PrefixStore) -> None:
     data = bytes(range(200))
     store.put("r", data)
-    for start, stop in ((0, 200), (0, 1), (199, 200), (7, 7), (3, None), (0, 0)):
+    some = (0, 200), (0, 1), (199, 200), (7, 7), (3, None), (0, 0)
+    for start, stop in (*some, (200, 200), (200, None)):
         got = store.get("r", start, stop)
         _holds(got == data[start:stop], f"bytes {start} to {stop} of 200")
-    for start, stop in ((0, 201), (200, 201), (500, 600)):
+    for start, stop in ((0, 201), (200, 201), (500, 600), (201, 201), (201, None)):
         _raises(
             ShortObjectError,
             lambda start=start, stop=stop: store.get("r", start, stop),

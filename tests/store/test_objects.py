@@ -1,5 +1,6 @@
 """Objects in folders: what any store must do, and what a folder says when it cannot."""
 
+import fcntl
 import os
 import stat
 
@@ -67,7 +68,23 @@ def test_a_folder_that_cannot_be_made_says_so(tmp_path):
         store.put("a", b"1")
 
 
-@pytest.mark.parametrize("path", ["ftp://x/y", "s3://bucket/path", "gs://x"])
-def test_what_is_no_folder_is_refused(path):
-    with pytest.raises(ValueError, match="is no folder"):
-        ObjectStore(path)
+def test_a_disk_that_hangs_is_given_up(tmp_path):
+    """A pipe that nobody writes to is a file that cannot be opened."""
+    os.mkfifo(tmp_path / "slow")
+    store = ObjectStore(tmp_path, timeout=0.2)
+    with pytest.raises(StoreError, match=r"no answer in 0\.2 seconds, 1 times"):
+        store.get("slow")
+    other = ObjectStore(tmp_path)
+    other.put("fast", b"1")
+    assert other.get("fast") == b"1"
+    os.close(os.open(tmp_path / "slow", os.O_RDWR))
+
+
+def test_a_put_that_waits_for_a_lock_for_ever_is_given_up(tmp_path):
+    ObjectStore(tmp_path).put("a/x", b"1")
+    place = os.open(tmp_path / "a", os.O_RDONLY)
+    fcntl.flock(place, fcntl.LOCK_EX)
+    with pytest.raises(StoreError, match=r"a/y could not be written .* no answer in"):
+        ObjectStore(tmp_path, timeout=0.2).put("a/y", b"2")
+    os.close(place)
+    assert ObjectStore(tmp_path).get("a/x") == b"1"
