@@ -7,8 +7,7 @@ the end of that where it is longer.
 
 In a bucket one request writes an object, whole or not at all.  ``s3://`` is tested on a
 server of its kind, with the errors that networks have; ``gs://`` on a stub of Google's
-service alone.  There TensorStore ends a list, without a word, at a page that is
-refused; only where that is the first one it is noticed here.
+service alone.
 """
 
 import concurrent.futures
@@ -124,15 +123,12 @@ class ObjectStore:
     def names(self, prefix: str) -> Iterator[str]:
         """See :class:`PrefixStore`."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
-        keys = self._ts.KvStore.KeyRange(prefix, end)
         try:
-            found = self._result(lambda objects: objects.list(keys))
+            found = self._listed(prefix, end)
+            if self._spec["driver"] == "gcs":
+                self._list_on(found, end)
         except Exception as error:
             raise self._failed("listed", repr(prefix), error) from error
-        if not found and self._spec["driver"] == "gcs":
-            # TensorStore takes a list that Google refuses for an empty one.  Who may
-            # not list is refused an object that is not there, too, and told so.
-            self.get("nothing/is/called/so")
         # Whatever else lies there is not ours, as what network file systems put into
         # folders.
         said = (name.decode(errors="replace") for name in found)
@@ -163,6 +159,24 @@ class ObjectStore:
             return self._folder.sweep() if self._folder else 0
         except OSError as error:
             raise StoreError(f"{self.path} could not be swept: {error}") from error
+
+    def _listed(self, start: str, end: str) -> list[bytes]:
+        keys = self._ts.KvStore.KeyRange(start, end)
+        return self._result(lambda objects: objects.list(keys))
+
+    def _list_on(self, found: list[bytes], end: str) -> None:
+        """Adds what a list of Google's lacks, or says that it was refused.
+
+        TensorStore takes a page that is refused for the end of the list.  So it goes on
+        until there is no more.  Who may not list is refused an object that is not there
+        as well, and of that TensorStore speaks.
+        """
+        more = found
+        while more:
+            # No name of ours comes before this one after the last.
+            more = self._listed(max(more).decode(errors="replace") + "-", end)
+            found += more
+        self.get("nothing/is/called/so")
 
     def _opened(self) -> Any:
         try:

@@ -114,13 +114,17 @@ def test_googles_service_keeps_what_a_store_promises(google):
     assert any("pageToken" in path for _, _, path, _ in way.asked)
 
 
-def test_names_come_on_many_pages(client):
+def test_names_come_on_many_pages_or_not_at_all(client, way):
     store = client()
     names = {f"a/{n}" for n in range(10)} | {"b/c", "b-d"}
     for name in names:
         store.put(name, b"")
     assert set(store.names("")) == names
     assert set(store.names("a/")) == {name for name in names if name[0] == "a"}
+    assert set(store.names("b/")) == {"b/c"}
+    way.trouble = lambda _, path: "403 AccessDenied" if "token" in path else ""
+    with pytest.raises(StoreError, match=r"'' could not be listed .*AccessDenied"):
+        store.names("")
     assert set(store.names("b/")) == {"b/c"}
 
 
@@ -200,6 +204,23 @@ def test_what_google_refuses_is_asked_once(google, status):
             with pytest.raises(StoreError, match=status):
                 operation()
         assert len(way.asked) == before + 1 + (what == "listed")
+
+
+def test_googles_names_come_on_many_pages_or_not_at_all(google):
+    """TensorStore takes a page that is refused for the end of a list."""
+    client, way = google
+    store, names = client(), {f"a/{n}" for n in range(8)}
+    way.refusal = json.dumps({"error": {"code": 401, "errors": []}}).encode()
+    for name in names:
+        store.put(name, b"")
+    for page in range(1, 4):
+        way.fail = [""] * page + ["401"]
+        assert set(store.names("a/")) == names
+    for page in range(4):
+        way.fail, way.trouble = [""] * page, lambda *_: "401"
+        with pytest.raises(StoreError, match="401"):
+            store.names("a/")
+        way.fail, way.trouble = [], lambda *_: ""
 
 
 def test_googles_service_is_given_up_where_it_hangs(google):
