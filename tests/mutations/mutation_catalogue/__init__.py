@@ -14,6 +14,7 @@ from .retention import RETENTION
 from .scopes import SCOPES
 from .shadow import SHADOW
 from .steps import STEPS
+from .stores import STORES
 from .tiers import TIERS
 from .verdicts import VERDICTS
 
@@ -30,6 +31,7 @@ MUTATIONS = (
     *SCOPES,
     *SHADOW,
     *TIERS,
+    *STORES,
 )
 
 MACHINE = {

@@ -1,0 +1,91 @@
+"""Mistakes of stores on disk."""
+
+from .record import Mutation
+
+_LEFTOVERS = "tests/store/test_leftovers.py::"
+_POWER = "tests/store/test_lost_power.py::"
+_DAMAGE = "tests/store/test_damaged_records.py::"
+
+STORES = (
+    Mutation(
+        "half-written-objects-come-back",
+        "store/addresses.py",
+        '{"file_io_locking": {"mode": "none"}}',
+        '{"file_io_locking": {"mode": "os"}}',
+        "an object ends with what a killed writer had begun",
+        (_LEFTOVERS + "test_what_was_begun_is_no_part_of_what_is_written_next",),
+    ),
+    Mutation(
+        "bytes-do-not-last",
+        "store/addresses.py",
+        '{"file_io_locking": {"mode": "none"}}',
+        '{"file_io_locking": {"mode": "none"}, "file_io_sync": False}',
+        "a record is lost with the machine after its save has ended",
+        (_POWER + "test_a_save_survives_the_end_of_the_machine",),
+    ),
+    Mutation(
+        "folders-do-not-last",
+        "store/folder.py",
+        "_wait_for(folder.parent, inside=folder != top)",
+        "pass",
+        "a folder is lost with the machine, and all that lies in it",
+        (_POWER + "test_a_save_survives_the_end_of_the_machine",),
+    ),
+    Mutation(
+        "writers-without-a-lock",
+        "store/folder.py",
+        "            fcntl.flock(place, fcntl.LOCK_SH)\n",
+        "",
+        "a sweep takes what is being written",
+        (_LEFTOVERS + "test_a_sweep_leaves_alone_what_is_being_written",),
+    ),
+    Mutation(
+        "sweeps-without-a-lock",
+        "store/folder.py",
+        "            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "            pass\n",
+        "a sweep takes what is being written",
+        (_LEFTOVERS + "test_a_sweep_leaves_alone_what_is_being_written",),
+    ),
+    Mutation(
+        "foreign-files-listed",
+        "store/objects.py",
+        "return (name for name in said if is_name(name))",
+        "return (name for name in said)",
+        "a file that somebody else put into the folder fails every look-up",
+        (_LEFTOVERS + "test_what_is_not_ours_is_neither_listed_nor_swept",),
+    ),
+    Mutation(
+        "manifest-digest-not-compared",
+        "store/manifest.py",
+        "if blake3(version + body).digest(length=_DIGEST_BYTES) != "
+        "data[place:HEADER_BYTES]:",
+        "if False:",
+        "a flipped bit of a manifest is believed",
+        (_DAMAGE + "test_every_flipped_byte_of_every_file_is_found",),
+    ),
+    Mutation(
+        "block-digest-of-a-pack-not-compared",
+        "store/pack.py",
+        "if block_digest(block) == places[number].digest:",
+        "if True:",
+        "a flipped bit of a block is believed",
+        (_DAMAGE + "test_every_flipped_byte_of_every_file_is_found",),
+    ),
+    Mutation(
+        "record-under-another-name",
+        "store/records.py",
+        'if record.key.hex() != name.rpartition("/")[2]:',
+        "if False:",
+        "a record in another's place is passed by without a reason",
+        (_DAMAGE + "test_files_in_each_others_place_are_found",),
+    ),
+    Mutation(
+        "manifest-of-any-size",
+        "store/records.py",
+        "        data = store.get(name, MOST_BYTES, MOST_BYTES + 1)\n",
+        "        raise ShortObjectError\n",
+        "memory for a file of any size is asked for",
+        (_DAMAGE + "test_a_file_of_any_size_is_not_read_for_a_manifest",),
+    ),
+)
