@@ -10,6 +10,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from hybridcache_jax.cli.store_arguments import add_store
+
 # testing.toy_models.SOAKED, which is not loaded for --help.
 _SOAKED = ("fine", "csa", "sparse", "recurrent", "ends", "thrifty")
 _BENCHES = (
@@ -150,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "--replay", metavar="FILE", help="run the failures of a --json report again"
     )
     soak.add_argument("--json", action="store_true", help="print one JSON object")
+    add_store(commands)
     return parser
 
 

@@ -9,7 +9,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hybridcache_jax.cli.session import load, progress_bar
+from hybridcache_jax.cli.progress import progress_bar
+from hybridcache_jax.cli.session import load
 from hybridcache_jax.errors import CheckpointError
 from hybridcache_jax.testing.parity import ParityReport, check_parity
 from hybridcache_jax.testing.parity_run import Reference

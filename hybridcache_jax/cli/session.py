@@ -1,12 +1,10 @@
 """What the commands share: loading a model with progress, text in, text out."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from hybridcache_jax.cli.progress import progress_bar
 from hybridcache_jax.errors import TokenizerError
 from hybridcache_jax.models.bundled import (
     GEMMA3_270M_SHA256,
@@ -18,30 +16,6 @@ from hybridcache_jax.models.tiny_v4 import NAME as TINY_V4
 from hybridcache_jax.models.tiny_v4 import load_tiny_v4
 from hybridcache_jax.models.tokenizer import Tokenizer
 from hybridcache_jax.serving.engine import Engine
-
-
-@contextlib.contextmanager
-def progress_bar(console: Console, label: str) -> Iterator:
-    """A bar that is gone when the work is done.
-
-    Yields:
-      ``update(done, total, label=None)``.
-    """
-    bar = Progress(
-        TextColumn("  {task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(label, total=None)
-
-        def update(done: int, total: int, text: str | None = None) -> None:
-            bar.update(task, completed=done, total=total, description=text or label)
-
-        yield update
 
 
 def load(path: str | None, console: Console) -> LoadedModel:

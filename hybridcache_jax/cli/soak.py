@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hybridcache_jax.cli.session import progress_bar
+from hybridcache_jax.cli.progress import progress_bar
 from hybridcache_jax.testing.soak.machine import Operation
 from hybridcache_jax.testing.soak.run import SoakReport, replay, soak
 from hybridcache_jax.testing.toy_models import SOAKED

@@ -5,6 +5,23 @@ form that resuming there requires.  The file is a header, the digest of the body
 body in MessagePack.  Nothing in it is run, and no number in it is believed before it is
 compared with what the reader itself expects.  How much memory it takes is bounded by
 the size of the file, and that by ``MOST_BYTES``.
+
+How a store lives through changes of the format:
+
+- Any change of what a body says, or of how records and packs are named, is a new
+  number, ``FORMAT + 1``.  The header stays for ever, and manifests of every format lie
+  under ``records/``, what they name under ``packs/``: so an older library sees that
+  there is something it does not know.  Keys of a new format cover its number: so no
+  record of one format has the name of another's.
+- A reader reads what ``READABLE`` lists.  Every other format is refused by its number
+  (:class:`UnknownFormatError`), and never deleted or moved; while one is there, no pack
+  is swept, for it may be one that it names.
+- A format is read by a release before a later one writes it, so that replicas of two
+  releases can share a store.  The structs of an old format stay beside the new ones,
+  with a function that makes today's :class:`Manifest` of them, and a file of each
+  format stays in the tests.
+- Nothing is rewritten in place.  Records of an old format are read until they have been
+  unused for long enough; a release that no longer reads them says so in the changelog.
 """
 
 from typing import Annotated
@@ -33,6 +50,10 @@ HEADER_BYTES = len(_MAGIC) + 2 + _DIGEST_BYTES
 
 class ManifestError(Exception):
     """Bytes that are no manifest, with what is wrong with them."""
+
+
+class UnknownFormatError(ManifestError):
+    """A manifest that is whole, in a format that this library does not read."""
 
 
 class PlaneLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,8 +161,9 @@ def decode(data: bytes) -> Manifest:
       data: the whole file.
 
     Raises:
-      ManifestError: if one byte of it is not as it was written, if it was written
-        in a format that cannot be read, or if it has too much of something.
+      ManifestError: if one byte of it is not as it was written, or if it has too much
+        of something.
+      UnknownFormatError: if it was written in a format that cannot be read.
     """
     if len(data) > MOST_BYTES:
         raise ManifestError(f"it has more than {MOST_BYTES} bytes")
@@ -153,7 +175,9 @@ def decode(data: bytes) -> Manifest:
         raise ManifestError("its bytes are not those that were written")
     number = int.from_bytes(version, "little")
     if number not in READABLE:
-        raise ManifestError(f"it has format {number}; this library reads {READABLE}")
+        raise UnknownFormatError(
+            f"it has format {number}; this library reads {READABLE}"
+        )
     try:
         return _DECODER.decode(body)
     except msgspec.MsgspecError as error:

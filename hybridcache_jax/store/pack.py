@@ -4,8 +4,9 @@ One object costs one durable write, however many blocks lie in it.  A block that
 records have lies in one pack, and both name it.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 from blake3 import blake3
@@ -13,12 +14,15 @@ from blake3 import blake3
 from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.store.manifest import BlockPlace, PlaneLayout
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
+from hybridcache_jax.store.sweeps import noted_packs
 
 BLOCK_DIGEST_BYTES = 16
 FOLDER = "packs"
-# What pack_name makes, and nothing else: a manifest may name folders, or more letters
-# than a file system takes.
-_PACK = re.compile(rf"{FOLDER}/([0-9a-f]{{2}})/\1[0-9a-f]{{30}}")
+# What pack_name and free_name make, and nothing else: a manifest may name folders, or
+# more letters than a file system takes.
+_PACK = re.compile(
+    rf"{FOLDER}/([0-9a-f]{{2}})/(\1[0-9a-f]{{30}})(?:-[1-9][0-9]{{0,8}})?"
+)
 
 # Bytes of blocks that are read or written at once.
 _MOST = 64 * 2**20
@@ -37,14 +41,45 @@ def block_digest(data: bytes | memoryview) -> bytes:
     return blake3(data).digest(length=BLOCK_DIGEST_BYTES)
 
 
+def pack_digest(data: bytes) -> str:
+    """Digest of a whole pack, in hex."""
+    return blake3(data).hexdigest(length=BLOCK_DIGEST_BYTES)
+
+
 def pack_name(data: bytes) -> str:
     """The name of a pack: a digest of all of it."""
-    digest = blake3(data).hexdigest(length=BLOCK_DIGEST_BYTES)
+    digest = pack_digest(data)
     return f"{FOLDER}/{digest[:2]}/{digest}"
 
 
+def free_name(name: str, noted: Container[str]) -> str:
+    """A name for a pack that the next sweep does not take for a leftover.
+
+    Args:
+      name: by :func:`pack_name`.
+      noted: names of packs that the last sweep found unused; it may be one of a writer
+        that was cut short, and the next sweep deletes it.
+
+    Returns:
+      The name itself, or with a number behind it.
+    """
+    spare = (f"{name}-{number}" for number in itertools.count(1))
+    return next(each for each in itertools.chain([name], spare) if each not in noted)
+
+
+def is_pack_name(name: str) -> bool:
+    """Whether packs are called so."""
+    return _PACK.fullmatch(name) is not None
+
+
+def digest_in(name: str) -> str:
+    """The digest of a pack that its name says, in hex; empty if it says none."""
+    match = _PACK.fullmatch(name)
+    return match[2] if match else ""
+
+
 def _is_place(place: BlockPlace) -> bool:
-    return bool(_PACK.fullmatch(place.pack)) and 0 <= place.start < _LARGEST
+    return is_pack_name(place.pack) and 0 <= place.start < _LARGEST
 
 
 def write_blocks(
@@ -62,11 +97,11 @@ def write_blocks(
     """
     places: list[BlockPlace] = []
     waiting: list[tuple[int, bytes]] = []
-    size = 0
+    size, noted = 0, noted_packs(store)
 
     def write() -> None:
         data = b"".join(block for _, block in waiting)
-        name, start = pack_name(data), 0
+        name, start = free_name(pack_name(data), noted), 0
         store.put(name, data)
         for number, block in waiting:
             places.append(BlockPlace(number, name, start, block_digest(block)))

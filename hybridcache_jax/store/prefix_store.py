@@ -23,6 +23,10 @@ class ShortObjectError(StoreError):
     """An object ends before the bytes that were asked for."""
 
 
+class LargeObjectError(StoreError):
+    """An object has more bytes than are read of it."""
+
+
 class PrefixStore(Protocol):
     """Objects by name.
 
@@ -66,6 +70,29 @@ class PrefixStore(Protocol):
     def delete(self, name: str) -> None:
         """Removes an object; nothing happens if there is none."""
         ...
+
+
+def read_at_most(store: PrefixStore, name: str, most: int) -> bytes | None:
+    """All bytes of an object, of which it is not known how many they are.
+
+    Args:
+      store: where it is.
+      name: of the object.
+      most: bytes it may have.
+
+    Returns:
+      The bytes; None if there is no such object.
+
+    Raises:
+      LargeObjectError: if there are more; no memory is asked for then.
+      StoreError: if the store fails.
+    """
+    try:
+        if store.get(name, most, most + 1) is not None:
+            raise LargeObjectError(f"it has more than {most} bytes")
+    except ShortObjectError:
+        return store.get(name)
+    return None
 
 
 def is_name(name: str) -> bool:

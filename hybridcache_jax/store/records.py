@@ -34,7 +34,11 @@ from hybridcache_jax.store.manifest import (
     encode,
 )
 from hybridcache_jax.store.pack import block_bytes, write_blocks
-from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
+from hybridcache_jax.store.prefix_store import (
+    LargeObjectError,
+    PrefixStore,
+    read_at_most,
+)
 
 FOLDER = "records"
 
@@ -249,12 +253,9 @@ def _opened(
 ) -> tuple[Manifest | None, str]:
     """A record that goes on from ``parent``; or None and what is wrong with it."""
     try:
-        # Whatever lies there: memory for more than a manifest is not asked for.
-        data = store.get(name, MOST_BYTES, MOST_BYTES + 1)
-        if data is not None:
-            return None, f"it has more than {MOST_BYTES} bytes"
-    except ShortObjectError:
-        data = store.get(name)
+        data = read_at_most(store, name, MOST_BYTES)
+    except LargeObjectError as error:
+        return None, str(error)
     if data is None:
         return None, "it is gone"
     try:

@@ -390,14 +390,14 @@ def test_a_record_whose_writing_ends_at_any_request_is_there_or_not(
     store, tokens = client(tries=2), list(range(8))
     old, new = expected(tokens[:4]), expected(tokens, 4)
     save(store, tokens[:4])
-    # A pack, then the manifest.
-    for requests in range(2):
+    # What the next sweep takes, a pack, then the manifest.
+    for requests in range(3):
         way.fail, way.trouble = [""] * requests, lambda *_: trouble
-        with pytest.raises(StoreError, match="could not be written"):
+        with pytest.raises(StoreError, match=r"could not be (listed|written)"):
             save(store, tokens, 4)
         way.fail, way.trouble = [], lambda *_: ""
         # What is sent whole may have been done, and not been heard of.
-        heard = (requests, trouble) != (1, "unheard")
+        heard = (requests, trouble) != (2, "unheard")
         assert look(client(), tokens) in ([[old]] if heard else [[old], [old, new]])
         assert find_records(client(), prefix(tokens)).problems == ()
     save(store, tokens, 4)

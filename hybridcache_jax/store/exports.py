@@ -1,0 +1,155 @@
+"""Writing records and what they need into an archive."""
+
+import dataclasses
+import io
+import os
+import pathlib
+import tarfile
+from collections.abc import Iterable
+
+import msgspec
+from blake3 import blake3
+
+from hybridcache_jax.store.archive import (
+    FORMAT,
+    HEADER,
+    ArchiveError,
+    Header,
+    plain_member,
+)
+from hybridcache_jax.store.inventory import StoredRecord, take_inventory
+from hybridcache_jax.store.pack import BLOCK_DIGEST_BYTES, digest_in
+from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
+from hybridcache_jax.store.selection import ancestors
+from hybridcache_jax.store.sizes import OnProgress, pack_sizes
+
+_BUFFER = 8 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """What was written.
+
+    Attributes:
+      records: names of the records.
+      packs: how many packs they name.
+      nbytes: of the file.
+      unread: names of what lies among the records and cannot be read.
+    """
+
+    records: tuple[str, ...]
+    packs: int
+    nbytes: int
+    unread: tuple[str, ...]
+
+
+def export_records(
+    store: PrefixStore,
+    file: str | os.PathLike,
+    keys: Iterable[bytes] | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+) -> Export:
+    """Writes records and all that they need into one file.
+
+    Args:
+      store: where from.
+      file: which is made, or replaced when all of it is written.
+      keys: of the records, which come with what leads to them; None for all.
+      on_progress: told ``(what, done, total)``.
+
+    Raises:
+      ArchiveError: if there is no record with one of the keys, or if a pack is damaged
+        or goes away meanwhile.
+      StoreError: if the store fails.
+      OSError: if the file cannot be written.
+    """
+    inventory = take_inventory(store, on_progress)
+    records = list(inventory.records)
+    if keys is not None:
+        chosen = list(keys)
+        there = {record.key for record in records}
+        for key in chosen:
+            if key not in there:
+                raise ArchiveError(f"There is no record with the key {key.hex()}.")
+        names = ancestors(records, chosen)
+        records = [record for record in records if record.name in names]
+    records.sort(key=lambda record: (record.start, record.name))
+    packs = pack_sizes(store, [record.packs for record in records], on_progress)
+    path = pathlib.Path(file)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as out:
+            _write(store, out, records, packs, on_progress)
+            out.flush()
+            os.fsync(out.fileno())
+            nbytes = out.tell()
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    unread = tuple(each.name for each in inventory.unread)
+    return Export(tuple(record.name for record in records), len(packs), nbytes, unread)
+
+
+def _write(
+    store: PrefixStore,
+    out: io.BufferedWriter,
+    records: list[StoredRecord],
+    packs: dict[str, int],
+    on_progress: OnProgress | None,
+) -> None:
+    with tarfile.open(fileobj=out, mode="w:") as tar:
+        said = Header(FORMAT, records=len(records), packs=len(packs))
+        header = msgspec.json.encode(said)
+        tar.addfile(plain_member(HEADER, len(header)), io.BytesIO(header))
+        for done, (name, size) in enumerate(packs.items()):
+            if on_progress is not None:
+                on_progress("writing packs", done, len(packs))
+            pack = _PackReader(store, name, size)
+            try:
+                tar.addfile(plain_member(name, size), io.BufferedReader(pack, _BUFFER))
+            except OSError as error:
+                if pack.gone:
+                    raise ArchiveError(f"{name} is gone; start again.") from error
+                raise
+            if pack.digest != digest_in(name):
+                raise ArchiveError(
+                    f"{name} is damaged; hybridcache store verify says which records "
+                    "need it."
+                )
+        for done, record in enumerate(records):
+            if on_progress is not None:
+                on_progress("writing manifests", done, len(records))
+            data = store.get(record.name)
+            if data is None:
+                raise ArchiveError(f"{record.name} is gone; start again.")
+            tar.addfile(plain_member(record.name, len(data)), io.BytesIO(data))
+
+
+class _PackReader(io.RawIOBase):
+    """A pack as a file that is read once, from its beginning, and hashed meanwhile."""
+
+    def __init__(self, store: PrefixStore, name: str, size: int):
+        self._store, self._name, self._size = store, name, size
+        self._at, self._hash, self.gone = 0, blake3(), False
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest(length=BLOCK_DIGEST_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        stop = min(self._at + len(buffer), self._size)
+        try:
+            data = self._store.get(self._name, self._at, stop)
+        except ShortObjectError:
+            data = None
+        if data is None:
+            self.gone = True
+            return 0
+        self._hash.update(data)
+        buffer[: len(data)] = data
+        self._at = stop
+        return len(data)
