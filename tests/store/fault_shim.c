@@ -6,6 +6,7 @@
    killed at, fails, is done by halves, or waits for the parent's word. */
 
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -336,6 +337,36 @@ int close(int fd) {
   if (fault != FAIL) return done;
   e->error = shared->error, e->result = -1;
   return failed(e);
+}
+
+/* Lists of folders: the C library opens and closes them by itself. */
+
+DIR *opendir(const char *path) {
+  REAL(opendir);
+  const char *at = under(path);
+  if (!at) return real(path);
+  int fault;
+  struct event *e = begin("opendir", at, NULL, 0, &fault);
+  DIR *list = NULL;
+  if (fault == FAIL) {
+    failed(e);
+    return NULL;
+  }
+  list = real(path);
+  opened(at, end(e, list ? dirfd(list) : -1));
+  return list;
+}
+
+int closedir(DIR *list) {
+  REAL(closedir);
+  int fd = dirfd(list);
+  const char *at = of(fd);
+  if (fd >= 0 && fd < FDS && !at) tracked[fd][0] = 0;
+  if (!at) return real(list);
+  int fault;
+  struct event *e = begin("close", at, NULL, 0, &fault);
+  tracked[fd][0] = 0;
+  return end(e, real(list));
 }
 
 int flock(int fd, int how) {
