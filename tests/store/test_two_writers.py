@@ -85,7 +85,7 @@ def test_b53_whole_objects_in_every_order(nursery, tmp_path, pair):
 
 
 @pytest.mark.kind("K13")
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     st.sampled_from(sorted(PAIRS)),
     st.lists(st.integers(0, 1), min_size=20, max_size=90),
