@@ -7,6 +7,7 @@ import pathlib
 import re
 import tarfile
 import tempfile
+import tracemalloc
 
 import msgspec
 import pytest
@@ -349,24 +350,30 @@ def test_a_tar_of_something_else_is_refused(tmp_path):
         import_records(Watched(), file)
 
 
-def test_no_size_in_an_archive_is_believed(tmp_path, archive):
-    """A header that says 8 EiB, or less than nothing, reserves no memory."""
-    for size in (b"\x80" + bytes(3) + b"\x7f" + b"\xff" * 7, b"\xff" * 12):
-        for at in (0, 1024):
-            data = bytearray(archive)
-            header = data[at : at + 512]
-            header[124:136] = size
-            header[148:156] = b" " * 8
-            header[148:156] = b"%06o\0 " % sum(header)
-            data[at : at + 512] = header
-            for kind in (b"0", b"x", b"g", b"L"):
-                data[at + 156 : at + 157] = kind
-                header = data[at : at + 512]
-                header[148:156] = b" " * 8
-                data[at + 148 : at + 156] = b"%06o\0 " % sum(header)
-                file = tmp_path / "a.tar"
-                file.write_bytes(data)
-                store = Watched()
-                with pytest.raises(ArchiveError):
-                    import_records(store, file)
-                assert store.objects == {}
+SIZES = {
+    "8 GiB": b"\x80" + (2**33).to_bytes(11, "big"),
+    "huge": b"\x80" + b"\0" * 3 + b"\x7f" + b"\xff" * 7,
+    "negative": b"\xff" * 12,
+}
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("kind", [b"0", b"x", b"g", b"L"], ids=str)
+def test_no_size_in_an_archive_is_believed(tmp_path, archive, size, kind):
+    """Of the first member and the second, as a file and as what comes before one."""
+    file = tmp_path / "a.tar"
+    for at in (0, 1024):
+        header = bytearray(archive[at : at + 512])
+        header[124:136], header[156:157] = size, kind
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        file.write_bytes(archive[:at] + header + archive[at + 512 :])
+        store = Watched()
+        tracemalloc.start()
+        try:
+            with pytest.raises(ArchiveError):
+                import_records(store, file)
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+        finally:
+            tracemalloc.stop()
+        assert store.objects == {}

@@ -1,5 +1,7 @@
 """The collector takes what is unused, and nothing that somebody needs."""
 
+from random import Random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,29 +89,32 @@ class Model:
             assert length_read(self.store, tokens) == len(tokens)
 
 
-UNITS = st.lists(st.sampled_from([0, 1]), min_size=1, max_size=4)
+# Few prompts, so that many go on from others.
+PROMPTS = [[0], [0, 1], [0, 1, 0], [0, 1, 1], [1], [1, 0]]
+STEPS = ["write"] * 3 + ["mark"] * 3 + ["ticks"] * 3 + ["quota"]
 
 
 def tokens_of(units):
     return tuple(unit for unit in units for _ in range(GRID))
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_exactly_what_was_of_no_use_goes(data):
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32))
+def test_exactly_what_was_of_no_use_goes(seed):
     """Random chains, marks and runs, against sets in plain Python."""
-    model = Model()
-    for _ in range(data.draw(st.integers(2, 10))):
-        step = data.draw(st.sampled_from(["write", "write", "mark", "ticks", "quota"]))
+    # Drawn evenly: long chains and old records are what matters.
+    model, random = Model(), Random(seed)
+    for _ in range(20):
+        step = random.choice(STEPS)
         if step == "write":
-            tokens = tokens_of(data.draw(UNITS))
+            tokens = tokens_of(random.choice(PROMPTS))
             ends = {len(t) for t, _ in model.used if t == tokens[: len(t)]}
             starts = sorted({0} | {end for end in ends if end < len(tokens)})
-            model.write(tokens, data.draw(st.sampled_from(starts)))
+            model.write(tokens, random.choice([*starts, starts[-1]]))
         elif step == "mark" and model.used:
-            model.mark(data.draw(st.sampled_from(sorted(model.used)))[0])
+            model.mark(random.choice(sorted(model.used))[0])
         elif step == "ticks":
-            keep = data.draw(st.integers(1, 3))
+            keep = random.randint(1, 3)
             would = collect(model.store, keep_ticks=keep, dry_run=True)
             done = collect(model.store, keep_ticks=keep)
             assert would == done
@@ -123,7 +128,7 @@ def test_exactly_what_was_of_no_use_goes(data):
             assert done.kept == len(model.used)
         elif step == "quota":
             before, useful = model.there(), model.useful()
-            quota = data.draw(st.integers(1, 6000))
+            quota = random.randint(1, 6000)
             done = collect(model.store, quota=quota)
             model.now += 1
             kept = model.there()

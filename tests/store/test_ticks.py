@@ -56,3 +56,6 @@ def test_marks_that_say_nothing_more_are_forgotten():
     forget_marks(store, before=3, records=[A])
     assert last_used(store) == {A: 3, B: 3}
     assert len(store.names("used/")) == 2
+    # The last mark of a record stays, however old it is.
+    forget_marks(store, before=9, records=[A])
+    assert last_used(store) == {A: 3}

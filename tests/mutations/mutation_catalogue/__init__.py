@@ -7,6 +7,7 @@ one by one to a copy and runs the named tests there.
 from .blocks import BLOCKS
 from .claims import CLAIMS
 from .deadlines import DEADLINES
+from .keeping import KEEPING
 from .leases import LEASES
 from .numbers import NUMBERS
 from .replays import REPLAYS
@@ -32,6 +33,7 @@ MUTATIONS = (
     *SHADOW,
     *TIERS,
     *STORES,
+    *KEEPING,
 )
 
 MACHINE = {
