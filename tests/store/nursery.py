@@ -17,6 +17,7 @@ import sys
 from plain_folder import PlainFolder
 from small_records import look, save
 
+from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.prefix_store import StoreError
 
@@ -50,6 +51,8 @@ def act(root, action):
         store.delete(action["name"])
     elif kind == "sweep":
         return store.sweep()
+    elif kind == "collect":
+        collect(store, keep_ticks=action["keep_ticks"])
     return None
 
 

@@ -42,12 +42,14 @@ class Node:
 
     Attributes:
       data: of a file, what is in it when all is well; None for a folder.
+      whole: of a file, what will have been written into it.
       lasts: whether somebody has waited for the file since it was written.
       names: of a folder, as they are on disk.
       changes: of a folder since somebody waited for it: nodes by names, None for gone.
     """
 
     data: bytes | None = None
+    whole: bytes = b""
     lasts: bool = True
     names: dict = dataclasses.field(default_factory=dict)
     changes: list = dataclasses.field(default_factory=list)
@@ -85,16 +87,18 @@ class Disk:
         """One call of the trace."""
         call, path, other, _, result, _ = event
         folder, _, name = path.rpartition("/")
-        if result < 0 or call in {"close", "opendir", "lock"}:
+        if result < 0 or call in {"close", "open", "opendir", "lock"}:
             return
         if call == "mkdir":
             self.find(folder or ".").changes.append({name: Node()})
         elif call == "create":
-            self.made.append(Node(b""))
+            self.made.append(Node(b"", whole=next(self.contents)))
             self.find(folder).changes.append({name: self.made[-1]})
         elif call == "write":
             node = self.find(path)
-            node.data, node.lasts = next(self.contents), False
+            node.data, node.lasts = node.whole, False
+        elif call == "unlink":
+            self.find(folder).changes.append({name: None})
         elif call == "rename":
             assert other.rpartition("/")[0] == folder
             new = {name: None, other.rpartition("/")[2]: self.find(path)}
@@ -150,38 +154,54 @@ class Disk:
                 }
 
 
-def first_loss(trace, before, after, tokens, old, new):
-    """The first call after which the end of the machine would cost a record.
+def all_ends(trace, before, after):
+    """What a store may hold if the machine ends after any call, each state once.
 
     Args:
       trace: the calls.
       before: files before them.
       after: and after them.
-      tokens: what is looked for.
-      old: what may be found until the save ends.
-      new: what may be found, and must be when the save has ended.
+
+    Yields:
+      The call, whether it is the last one, and a store.
     """
     # What is written into each file is known from where the file lies in the end.
     disk = Disk(before, itertools.repeat(b"?"))
     for event in trace:
         disk.play(event)
     last = {node: path for path, node in disk.files().items()}
-    disk = Disk(before, [after[last[node]] for node in disk.made])
-    judged = {}
+    disk = Disk(before, [after.get(last.get(node), b"?") for node in disk.made])
+    seen = set()
     for event in trace:
         disk.play(event)
         final = event is trace[-1]
         for state in disk.ends():
-            said = frozenset(state.items())
-            if said not in judged:
+            said = final, frozenset(state.items())
+            if said not in seen:
+                seen.add(said)
                 objects = {
                     path.removeprefix("store/"): data
                     for path, data in state.items()
                     if "__lock" not in path
                 }
-                judged[said] = look(Memory(objects), tokens)
-            if judged[said] != new and (final or judged[said] != old):
-                return event
+                yield event, final, Memory(objects)
+
+
+def first_loss(trace, before, after, tokens, old, new):
+    """The first call after which the end of the machine would cost a record, or None.
+
+    Args:
+      trace: as for :func:`all_ends`.
+      before: too.
+      after: too.
+      tokens: what is looked for.
+      old: what may be found until the save ends.
+      new: what may be found, and must be when the save has ended.
+    """
+    for event, final, store in all_ends(trace, before, after):
+        there = look(store, tokens)
+        if there != new and (final or there != old):
+            return event
     return None
 
 
@@ -222,3 +242,31 @@ def test_a_manifest_before_its_blocks_would_be_seen(traces):
     assert "packs" in pack[0][1]
     assert "records" in manifest[0][1]
     assert first_loss(manifest + pack, *more) is not None
+
+
+@pytest.mark.slow
+def test_a_record_that_is_collected_is_whole_or_gone(nursery, tmp_path):
+    """Its manifest is gone for good before a byte of what it names is."""
+    root, trace = tmp_path / "around" / "store", []
+    for tokens in (FIVE, [8, 8]):
+        save(ObjectStore(root), tokens, age=0)
+    before = files(root.parent)
+    for _ in range(5):
+        done = nursery.trial(root, {"kind": "collect", "keep_ticks": 2})
+        assert done["end"] == "done", done
+        trace += done["events"]
+    after = files(root.parent)
+    assert not [path for path in after if "packs" in path or "records" in path]
+
+    def halves(trace):
+        return [
+            event
+            for event, _, store in all_ends(trace, before, after)
+            for tokens in (FIVE, [8, 8])
+            if look(store, tokens) not in ([expected(tokens)], [])
+        ]
+
+    assert not halves(trace)
+    # Without these waits it could be otherwise.
+    waits = [e for e in trace if e[0] == "fsync" and "records/" in e[1]]
+    assert halves([event for event in trace if event not in waits])

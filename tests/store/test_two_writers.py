@@ -174,3 +174,33 @@ def test_a_sweep_between_any_two_calls_of_a_save_harms_neither(
         now, later = now + (swept == len(left)), later + (swept < len(left))
     assert now
     assert later or first == "sweep"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["save", "collector"])
+def test_a_save_and_the_collector_in_any_order(nursery, tmp_path, first):
+    """A pack whose manifest is not there yet is noted, and not taken."""
+    root = tmp_path / "s"
+    for at in range(0, 130, 13):
+        shutil.rmtree(root, ignore_errors=True)
+        save(ObjectStore(root), OTHER)
+        # A pack that is in nobody's record, and noted.
+        killed = nursery.trial(root, writer(SEVEN), fault="kill", at=40)
+        assert killed["end"] == "killed"
+        collector = {"kind": "collect", "keep_ticks": None}
+        assert nursery.trial(root, collector)["end"] == "done"
+        who = 0 if first == "save" else 1
+        done = nursery.together(
+            root,
+            [writer(SEVEN), collector],
+            [who] * at + [1 - who] * 300,
+            SEVEN,
+        )
+        assert [end["end"] for end in done["ends"]] == ["done", "done"]
+        for seen in done["seen"]:
+            assert seen in ([expected(OTHER)], [expected(SEVEN)])
+        assert done["seen"][-1] == [expected(SEVEN)]
+        # Nor does the next run take it.
+        assert nursery.trial(root, collector)["end"] == "done"
+        assert look(ObjectStore(root), SEVEN) == [expected(SEVEN)]
+        assert look(ObjectStore(root), OTHER) == [expected(OTHER)]
