@@ -27,12 +27,13 @@ from hybridcache_jax.store.inventory import (
 from hybridcache_jax.store.manifest import Manifest
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.prefix_store import PrefixStore
-from hybridcache_jax.store.sizes import OnProgress
 from hybridcache_jax.store.usage import measure
 from hybridcache_jax.store.verification import verify
 
 # Token ids that are shown of each end.
 _SHOWN = 8
+# Requests to a bucket at once; a folder is no quicker for it.
+_REQUESTS = 8
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         def report(what: str, done: int, total: int) -> None:
             update(done, total, what)
 
-        data, table, code = action(store, arguments, report)
+        threads = _REQUESTS if "://" in arguments.store else 1
+        how = {"on_progress": report, "threads": threads}
+        data, table, code = action(store, arguments, how)
     if arguments.json:
         print(json.dumps(data))
     else:
@@ -64,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
+# The last arguments of what an action calls.
+_How = dict[str, Any]
 # What an action gives back: what --json prints, what is shown otherwise, the exit code.
 _Answer = tuple[dict[str, Any], tables.Table, int]
 
@@ -76,8 +81,8 @@ def _open(arguments: argparse.Namespace) -> ObjectStore:
     return ObjectStore(path, endpoint=arguments.endpoint, region=arguments.region)
 
 
-def _ls(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
-    found = take_inventory(store, report)
+def _ls(store: PrefixStore, arguments, how: _How) -> _Answer:
+    found = take_inventory(store, **how)
     data = {
         "tick": found.tick,
         "records": [_as_data(record) for record in found.records],
@@ -88,8 +93,8 @@ def _ls(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
     return data, tables.listing(found), 0
 
 
-def _show(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
-    names = [r.name for r in _chosen(take_inventory(store, report), arguments.key)]
+def _show(store: PrefixStore, arguments, how: _How) -> _Answer:
+    names = [r.name for r in _chosen(take_inventory(store, **how), arguments.key)]
     manifests = {
         name: found
         for name, _, found in read_manifests(store, names)
@@ -99,20 +104,20 @@ def _show(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
     return {"records": records}, tables.described(records), 0
 
 
-def _verify(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
-    found = verify(store, quarantine=arguments.quarantine, on_progress=report)
+def _verify(store: PrefixStore, arguments, how: _How) -> _Answer:
+    found = verify(store, quarantine=arguments.quarantine, **how)
     data = {**dataclasses.asdict(found), "sound": found.sound}
     return data, tables.verification(found), int(not found.sound)
 
 
-def _gc(store: ObjectStore, arguments, report: OnProgress) -> _Answer:
+def _gc(store: ObjectStore, arguments, how: _How) -> _Answer:
     removed = 0 if arguments.dry_run else store.sweep()
     done = collect(
         store,
         keep_ticks=arguments.keep_ticks,
         quota=None if arguments.quota is None else parse_bytes(arguments.quota),
         dry_run=arguments.dry_run,
-        on_progress=report,
+        **how,
     )
     data = {
         **dataclasses.asdict(done),
@@ -123,8 +128,8 @@ def _gc(store: ObjectStore, arguments, report: OnProgress) -> _Answer:
     return data, table, int(bool(done.unread) or not done.fits)
 
 
-def _du(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
-    usage = measure(store, report)
+def _du(store: PrefixStore, arguments, how: _How) -> _Answer:
+    usage = measure(store, **how)
     data = {**dataclasses.asdict(usage), "total_bytes": usage.total_bytes}
     for name in ("unread", "leftovers", "quarantined", "foreign"):
         objects, nbytes = data[name]
@@ -132,22 +137,22 @@ def _du(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
     return data, tables.usage(usage), 0
 
 
-def _export(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
+def _export(store: PrefixStore, arguments, how: _How) -> _Answer:
     keys = None
     if arguments.key is not None:
-        chosen = _chosen(take_inventory(store, report), arguments.key)
+        chosen = _chosen(take_inventory(store, **how), arguments.key)
         keys = [record.key for record in chosen]
-    done = export_records(store, arguments.file, keys, on_progress=report)
+    done = export_records(store, arguments.file, keys, **how)
     table = tables.exported(done, arguments.file)
     return dataclasses.asdict(done), table, int(bool(done.unread) and keys is None)
 
 
-def _import(store: PrefixStore, arguments, report: OnProgress) -> _Answer:
+def _import(store: PrefixStore, arguments, how: _How) -> _Answer:
     done = import_records(
         store,
         arguments.file,
         largest=parse_bytes(arguments.largest),
-        on_progress=report,
+        on_progress=how["on_progress"],
     )
     return dataclasses.asdict(done), tables.imported(done), int(bool(done.refused))
 

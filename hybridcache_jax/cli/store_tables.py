@@ -123,7 +123,8 @@ def collection(done: Collection, half_written: int, dry_run: bool) -> Table:
     lines.append(
         f"tick {done.tick}: {len(done.dropped)} records {would}dropped, "
         f"{_packs(done.swept)} {would}deleted, {_packs(done.noted)} {would}noted for "
-        f"the next run; {done.kept} records stay, {format_bytes(done.kept_bytes)}"
+        f"the next run; {done.kept} records stay"
+        + ("" if done.kept_bytes is None else f", {format_bytes(done.kept_bytes)}")
     )
     if not done.fits:
         lines.append("that is more than the quota; nothing more may go")

@@ -20,10 +20,11 @@ from hybridcache_jax.store.inventory import (
     take_inventory,
 )
 from hybridcache_jax.store.manifest import Manifest
+from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import FOLDER as RECORDS
 from hybridcache_jax.store.selection import TotalBytes, ancestors, choose
-from hybridcache_jax.store.sizes import OnProgress, object_size, pack_sizes
+from hybridcache_jax.store.sizes import OnProgress, pack_sizes
 from hybridcache_jax.store.sweeps import read_notes, write_note
 from hybridcache_jax.store.ticks import forget_marks, last_used, next_tick
 
@@ -38,7 +39,8 @@ class Collection:
       swept: packs that went, and their bytes.
       noted: packs that the next run deletes if nothing names them, and their bytes.
       kept: records that stay.
-      kept_bytes: bytes of their manifests and packs.
+      kept_bytes: bytes of their manifests and packs; None if there is no quota, for
+        they are counted for that alone.
       fits: whether ``kept_bytes`` is within the quota.
       unread: what lies among the records and cannot be read; while there is any, no
         pack goes.
@@ -50,7 +52,7 @@ class Collection:
     swept: dict[str, int]
     noted: dict[str, int]
     kept: int
-    kept_bytes: int
+    kept_bytes: int | None
     fits: bool
     unread: tuple[Unread, ...]
     foreign: tuple[str, ...]
@@ -63,6 +65,7 @@ def collect(
     quota: int | None = None,
     dry_run: bool = False,
     on_progress: OnProgress | None = None,
+    threads: int = 1,
 ) -> Collection:
     """Drops unused records and sweeps packs that nothing names.
 
@@ -74,6 +77,7 @@ def collect(
         go until the others fit.  Packs that wait for the next run come on top.
       dry_run: changes nothing.
       on_progress: told ``(what, done, total)``.
+      threads: how many requests are made at once; many for a bucket.
 
     Raises:
       ValueError: if ``keep_ticks`` or ``quota`` is not positive.
@@ -86,12 +90,14 @@ def collect(
     notes = read_notes(store)
     if not dry_run:
         next_tick(store)
-    inventory = take_inventory(store, on_progress)
-    sizes = pack_sizes(store, [r.packs for r in inventory.records], on_progress)
-    run = _Run(store, inventory, inventory.tick + dry_run, dry_run, on_progress)
+    inventory = take_inventory(store, on_progress, threads)
+    least = [record.packs for record in inventory.records]
+    sizes = {} if quota is None else pack_sizes(store, least, on_progress, threads)
+    now = inventory.tick + dry_run
+    run = _Run(store, inventory, now, dry_run, on_progress, threads)
     chosen = choose(
         inventory.records,
-        now=run.now,
+        now=now,
         # What cannot be read may go on from what its name says.
         needed=_parents_in([each.name for each in inventory.unread]),
         packs=sizes,
@@ -101,16 +107,16 @@ def collect(
     dropped = tuple(record.name for record in run.drop(chosen))
     gone = set(dropped)
     kept = [record for record in inventory.records if record.name not in gone]
-    swept, noted = run.sweep(kept, notes, sizes)
-    nbytes = TotalBytes(kept, sizes).nbytes
+    swept, noted = run.sweep(kept, notes)
+    nbytes = None if quota is None else TotalBytes(kept, sizes).nbytes
     return Collection(
-        tick=run.now,
+        tick=now,
         dropped=dropped,
         swept=swept,
         noted=noted,
         kept=len(kept),
         kept_bytes=nbytes,
-        fits=quota is None or nbytes <= quota,
+        fits=quota is None or nbytes is None or nbytes <= quota,
         unread=inventory.unread,
         foreign=inventory.foreign,
     )
@@ -125,6 +131,7 @@ class _Run:
     now: int
     dry_run: bool
     on_progress: OnProgress | None
+    threads: int
 
     def drop(self, chosen: Sequence[StoredRecord]) -> list[StoredRecord]:
         """Deletes records, but for those that came into use since they were chosen."""
@@ -141,14 +148,14 @@ class _Run:
         fresh = [n for n in self.store.names(RECORDS + "/") if n not in known]
         stay = ancestors(records, [*_parents_in(fresh), *used])
         gone = [record for record in chosen if record.name not in stay]
-        self._delete("deleting records", [record.name for record in gone])
+        # One after the other: what goes on from a record goes before it.
+        self._delete("deleting records", [record.name for record in gone], 1)
         return gone
 
     def sweep(
         self,
         kept: Sequence[StoredRecord],
         notes: dict[str, dict[str, int]],
-        sizes: dict[str, int],
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Both phases: packs that went, and packs that were noted for the next run."""
         records = self.inventory.records
@@ -156,32 +163,30 @@ class _Run:
         # What is there and was not seen, or was written again after it was deleted.
         seen = {record.name for record in (records if self.dry_run else kept)}
         fresh = [n for n in self.store.names(RECORDS + "/") if n not in seen]
-        for _, _, found in read_manifests(self.store, fresh):
+        for _, _, found in read_manifests(self.store, fresh, threads=self.threads):
             if not isinstance(found, Manifest):
                 return {}, {}
             named |= {place.pack for part in found.parts for place in part.blocks}
         before = {pack: size for note in notes.values() for pack, size in note.items()}
         unused = self.inventory.packs - named
         swept = {pack: before[pack] for pack in sorted(unused & before.keys())}
-        noted = {}
-        for pack in sorted(unused - swept.keys()):
-            size = sizes.get(pack) or object_size(self.store, pack)
-            if size is not None:
-                noted[pack] = size
+        least = {p: size for record in records for p, size in record.packs.items()}
+        left = [{pack: least.get(pack, 0)} for pack in sorted(unused - swept.keys())]
+        noted = pack_sizes(self.store, left, threads=self.threads)
         if self.dry_run:
             return swept, noted
-        self._delete("deleting packs", list(swept))
+        self._delete("deleting packs", list(swept), self.threads)
         # Last, so that a run that overlaps with this one does not act on its note.
         written = write_note(self.store, self.now, noted) if noted else None
-        self._delete("deleting notes", [name for name in notes if name != written])
+        old = [name for name in notes if name != written]
+        self._delete("deleting notes", old, self.threads)
         forget_marks(self.store, self.now - 1, [record.key for record in kept])
         return swept, noted
 
-    def _delete(self, what: str, names: Sequence[str]) -> None:
-        for done, name in enumerate(names):
+    def _delete(self, what: str, names: Sequence[str], threads: int) -> None:
+        for done, _ in enumerate(in_order(self.store.delete, names, threads)):
             if self.on_progress is not None:
                 self.on_progress(what, done, len(names))
-            self.store.delete(name)
 
 
 def _parents_in(names: Sequence[str]) -> list[bytes]:

@@ -49,6 +49,7 @@ def export_records(
     keys: Iterable[bytes] | None = None,
     *,
     on_progress: OnProgress | None = None,
+    threads: int = 1,
 ) -> Export:
     """Writes records and all that they need into one file.
 
@@ -57,6 +58,7 @@ def export_records(
       file: which is made, or replaced when all of it is written.
       keys: of the records, which come with what leads to them; None for all.
       on_progress: told ``(what, done, total)``.
+      threads: how many manifests are read at once.
 
     Raises:
       ArchiveError: if there is no record with one of the keys, or if a pack is damaged
@@ -64,7 +66,7 @@ def export_records(
       StoreError: if the store fails.
       OSError: if the file cannot be written.
     """
-    inventory = take_inventory(store, on_progress)
+    inventory = take_inventory(store, on_progress, threads)
     records = list(inventory.records)
     if keys is not None:
         chosen = list(keys)
@@ -75,7 +77,8 @@ def export_records(
         names = ancestors(records, chosen)
         records = [record for record in records if record.name in names]
     records.sort(key=lambda record: (record.start, record.name))
-    packs = pack_sizes(store, [record.packs for record in records], on_progress)
+    least = [record.packs for record in records]
+    packs = pack_sizes(store, least, on_progress, threads)
     path = pathlib.Path(file)
     part = path.with_name(path.name + ".part")
     try:

@@ -17,6 +17,7 @@ from hybridcache_jax.store.manifest import (
 )
 from hybridcache_jax.store.pack import FOLDER as PACKS
 from hybridcache_jax.store.pack import is_pack_name
+from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import (
     LargeObjectError,
     PrefixStore,
@@ -130,20 +131,21 @@ class Inventory:
 
 
 def take_inventory(
-    store: PrefixStore, on_progress: OnProgress | None = None
+    store: PrefixStore, on_progress: OnProgress | None = None, threads: int = 1
 ) -> Inventory:
     """Lists a store and reads every manifest.
 
     Args:
       store: which.
       on_progress: told ``("reading manifests", done, total)``.
+      threads: how many manifests are read at once.
 
     Raises:
       StoreError: if the store fails.
     """
     records, unread = [], []
     used = last_used(store)
-    for name, size, found in read_manifests(store, on_progress=on_progress):
+    for name, size, found in read_manifests(store, None, on_progress, threads):
         if isinstance(found, Manifest):
             records.append(summary(name, size, found))
         else:
@@ -172,6 +174,7 @@ def read_manifests(
     store: PrefixStore,
     names: Iterable[str] | None = None,
     on_progress: OnProgress | None = None,
+    threads: int = 1,
 ) -> Iterator[tuple[str, int, Manifest | Unread]]:
     """Reads manifests, one after the other.
 
@@ -179,32 +182,37 @@ def read_manifests(
       store: where from.
       names: of the objects; None for all among the records.
       on_progress: told ``("reading manifests", done, total)``.
+      threads: how many are read at once; each may take ``MOST_BYTES``.
 
     Yields:
       Name, bytes, and the manifest or why it cannot be read.  What goes away
       meanwhile is left out.
     """
+    # What cannot be the name of an object was written by no writer of records.
     chosen = list(store.names(RECORDS + "/") if names is None else names)
-    for done, name in enumerate(chosen):
+    chosen = [name for name in chosen if is_name(name)]
+    found = in_order(lambda name: _read(store, name), chosen, threads)
+    for done, (name, read) in enumerate(zip(chosen, found, strict=True)):
         if on_progress is not None:
             on_progress("reading manifests", done, len(chosen))
-        # What cannot be the name of an object was written by no writer of records.
-        if not is_name(name):
-            continue
-        try:
-            data = read_at_most(store, name, MOST_BYTES)
-        except LargeObjectError as error:
-            size = object_size(store, name) or 0
-            yield name, size, Unread(name, str(error), False, size)
-            continue
-        if data is None:
-            continue
-        try:
-            found: Manifest | Unread = decode(data)
-        except ManifestError as error:
-            newer = isinstance(error, UnknownFormatError)
-            found = Unread(name, str(error), newer, len(data))
-        yield name, len(data), found
+        if read is not None:
+            yield name, *read
+
+
+def _read(store: PrefixStore, name: str) -> tuple[int, Manifest | Unread] | None:
+    """Bytes of an object, and the manifest or why it cannot be read."""
+    try:
+        data = read_at_most(store, name, MOST_BYTES)
+    except LargeObjectError as error:
+        size = object_size(store, name) or 0
+        return size, Unread(name, str(error), False, size)
+    if data is None:
+        return None
+    try:
+        return len(data), decode(data)
+    except ManifestError as error:
+        newer = isinstance(error, UnknownFormatError)
+        return len(data), Unread(name, str(error), newer, len(data))
 
 
 def record_name(name: str) -> RecordName | None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from hybridcache_jax.entry import element_bits
 from hybridcache_jax.store.manifest import PoolPart
+from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 
 # (what is being done, done, total) for progress.
@@ -42,18 +43,18 @@ def object_size(store: PrefixStore, name: str, hint: int = 0) -> int | None:
     Returns:
       Its size; None if there is none.
     """
-    if store.get(name, 0, 0) is None:
-        return None
 
-    def reaches(size: int) -> bool:
+    def reaches(size: int) -> bool | None:
         try:
-            return store.get(name, max(size - 1, 0), size) is not None
+            return None if store.get(name, max(size - 1, 0), size) is None else True
         except ShortObjectError:
             return False
 
-    least, step = 0, 1
-    if 0 < hint < _LARGEST and reaches(hint):
-        least = hint
+    first = hint if 0 < hint < _LARGEST else 0
+    begins = reaches(first)
+    if begins is None:
+        return None
+    least, step = (first if begins else 0), 1
     while least + step < _LARGEST and reaches(least + step):
         least, step = least + step, 2 * step
     # It has ``least`` bytes and fewer than ``least + step``.
@@ -71,6 +72,7 @@ def pack_sizes(
     store: PrefixStore,
     least: Iterable[Mapping[str, int]],
     on_progress: OnProgress | None = None,
+    threads: int = 1,
 ) -> dict[str, int]:
     """Bytes of the packs that records name, by what the store says, not a manifest.
 
@@ -78,14 +80,16 @@ def pack_sizes(
       store: where they are.
       least: packs that a record names, each with the least size it must have.
       on_progress: told ``("measuring packs", done, total)``.
+      threads: how many are measured at once.
     """
     hints: dict[str, int] = {}
     for packs in least:
         for pack, size in packs.items():
             hints[pack] = max(size, hints.get(pack, 0))
     sizes = {}
-    for done, (pack, hint) in enumerate(hints.items()):
+    found = in_order(lambda each: object_size(store, *each), hints.items(), threads)
+    for done, (pack, size) in enumerate(zip(hints, found, strict=True)):
         if on_progress is not None:
             on_progress("measuring packs", done, len(hints))
-        sizes[pack] = object_size(store, pack, hint) or 0
+        sizes[pack] = size or 0
     return sizes

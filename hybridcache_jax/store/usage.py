@@ -1,6 +1,7 @@
 """What the bytes of a store are used for."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from hybridcache_jax.store.inventory import (
     QUARANTINE,
@@ -10,12 +11,7 @@ from hybridcache_jax.store.inventory import (
 )
 from hybridcache_jax.store.pack import is_pack_name
 from hybridcache_jax.store.prefix_store import PrefixStore, is_name
-from hybridcache_jax.store.sizes import (
-    OnProgress,
-    block_size,
-    object_size,
-    pack_sizes,
-)
+from hybridcache_jax.store.sizes import OnProgress, block_size, pack_sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +50,15 @@ class Usage:
         return self.manifest_bytes + self.pack_bytes + sum(size for _, size in rest)
 
 
-def measure(store: PrefixStore, on_progress: OnProgress | None = None) -> Usage:
+def measure(
+    store: PrefixStore, on_progress: OnProgress | None = None, threads: int = 1
+) -> Usage:
     """Counts the bytes of a store by what the store has, not by what manifests say.
 
     Args:
       store: which.
       on_progress: told ``(what, done, total)``.
+      threads: how many requests are made at once; many for a bucket.
 
     Raises:
       StoreError: if the store fails.
@@ -68,7 +67,7 @@ def measure(store: PrefixStore, on_progress: OnProgress | None = None) -> Usage:
     forms: dict[str, dict[tuple[str, int], int]] = {}
     hints: list[dict[str, int]] = []
     unread: list[Unread] = []
-    for _, size, found in read_manifests(store, on_progress=on_progress):
+    for _, size, found in read_manifests(store, None, on_progress, threads):
         if isinstance(found, Unread):
             unread.append(found)
             continue
@@ -80,9 +79,10 @@ def measure(store: PrefixStore, on_progress: OnProgress | None = None) -> Usage:
             all_bytes += block * len(blocks)
             forms.setdefault(part.form, {}).update(blocks)
             hints.append({pack: start + block for pack, start in sorted(blocks)})
-    packs = pack_sizes(store, hints, on_progress)
+    packs = pack_sizes(store, hints, on_progress, threads)
     form_bytes = {form: sum(blocks.values()) for form, blocks in sorted(forms.items())}
-    names = list(store.names(""))
+    names = [name for name in store.names("") if is_name(name)]
+    moved = [name for name in names if name.startswith(QUARANTINE + "/")]
     left = [name for name in names if is_pack_name(name) and name not in packs]
     return Usage(
         records=records,
@@ -92,12 +92,12 @@ def measure(store: PrefixStore, on_progress: OnProgress | None = None) -> Usage:
         form_bytes=form_bytes,
         shared_bytes=all_bytes - sum(form_bytes.values()),
         unread=(len(unread), sum(each.nbytes for each in unread)),
-        leftovers=_sized(store, left),
-        quarantined=_sized(store, [n for n in names if n.startswith(QUARANTINE + "/")]),
-        foreign=_sized(store, [name for name in names if is_foreign(name)]),
+        leftovers=_sized(store, left, threads),
+        quarantined=_sized(store, moved, threads),
+        foreign=_sized(store, filter(is_foreign, names), threads),
     )
 
 
-def _sized(store: PrefixStore, names: list[str]) -> tuple[int, int]:
-    sizes = [object_size(store, name) or 0 for name in names if is_name(name)]
-    return len(names), sum(sizes)
+def _sized(store: PrefixStore, names: Iterable[str], threads: int) -> tuple[int, int]:
+    sizes = pack_sizes(store, [{name: 0} for name in names], None, threads)
+    return len(sizes), sum(sizes.values())

@@ -24,6 +24,7 @@ from hybridcache_jax.store.pack import (
     pack_digest,
 )
 from hybridcache_jax.store.pack import FOLDER as PACKS
+from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 from hybridcache_jax.store.record_checks import beginning, ending, record_problems
 from hybridcache_jax.store.sizes import OnProgress, block_size, object_size
@@ -96,6 +97,7 @@ def verify(
     *,
     quarantine: bool = False,
     on_progress: OnProgress | None = None,
+    threads: int = 1,
 ) -> Verification:
     """Reads every manifest and every pack, and compares them.
 
@@ -109,6 +111,7 @@ def verify(
         formats and names that are not the library's stay.
       on_progress: told ``("reading manifests", done, total)`` and
         ``("reading packs", done, total)``.
+      threads: how many objects are read at once; each pack takes up to 64 MiB.
 
     Raises:
       StoreError: if the store fails.
@@ -116,7 +119,7 @@ def verify(
     problems: list[Problem] = []
     places: dict[str, list[_Place]] = {}
     links: dict[str, _Link] = {}
-    for name, _, found in read_manifests(store, on_progress=on_progress):
+    for name, _, found in read_manifests(store, None, on_progress, threads):
         if isinstance(found, Unread):
             problems.append(Problem(name, found.reason, not found.newer))
             continue
@@ -128,10 +131,13 @@ def verify(
     names = list(store.names(PACKS + "/"))
     chosen = sorted({*places, *filter(is_pack_name, names)})
     bad_packs, read, nbytes = [], 0, 0
-    for done, pack in enumerate(chosen):
+    looked_at = in_order(
+        lambda pack: _pack_problems(store, pack, places.get(pack, ())), chosen, threads
+    )
+    for done, (pack, found) in enumerate(zip(chosen, looked_at, strict=True)):
         if on_progress is not None:
             on_progress("reading packs", done, len(chosen))
-        size, own, of_blocks = _pack_problems(store, pack, places.get(pack, ()))
+        size, own, of_blocks = found
         read, nbytes = read + (size is not None), nbytes + (size or 0)
         problems += of_blocks
         if own is not None:

@@ -118,6 +118,7 @@ def test_exactly_what_was_of_no_use_goes(seed):
             would = collect(model.store, keep_ticks=keep, dry_run=True)
             done = collect(model.store, keep_ticks=keep)
             assert would == done
+            assert done.kept_bytes is None
             model.now += 1
             useful = model.useful()
             model.used = {
@@ -189,6 +190,7 @@ def test_what_is_shared_is_not_freed_by_one_of_those_who_have_it():
     quota = named_bytes(store) - len(store.objects[own])
     done = collect(copied(store), quota=quota)
     assert (done.dropped, done.kept_bytes) == ((own,), quota)
+    assert done == collect(copied(store), quota=quota, dry_run=True, threads=4)
     done = collect(store, quota=quota - 1)
     assert (done.kept, done.kept_bytes, done.fits) == (0, 0, True)
 
