@@ -13,12 +13,18 @@ import zlib
 import pytest
 from bucket_servers import BUCKET, Way, ask, login, started
 from google_stub import GoogleStub
+from memory_store import Memory
 from small_records import expected, look, prefix, save
 
+from hybridcache_jax.store.collection import collect
+from hybridcache_jax.store.exports import export_records
+from hybridcache_jax.store.imports import import_records
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.pack import read_blocks, write_blocks
 from hybridcache_jax.store.prefix_store import ShortObjectError, StoreError
 from hybridcache_jax.store.records import find_records
+from hybridcache_jax.store.usage import measure
+from hybridcache_jax.store.verification import verify
 from hybridcache_jax.testing.stores import check_store
 
 OLD, NEW = b"old" * 100, b"newer" * 1000
@@ -414,3 +420,22 @@ def test_whole_packs_come_and_go_while_much_fails(client, way, trouble):
     assert len({place.pack for place in places}) == 2
     way.trouble = each_fails_first(2, [trouble])
     assert read_blocks(store, places, size) == [block for _, block in some]
+
+
+def test_house_keeping_in_a_bucket_does_what_it_does_in_memory(client, tmp_path):
+    bucket, memory = client(), Memory()
+    for store in (bucket, memory):
+        for last in range(4):
+            save(store, [1, 2, last])
+        save(store, [1, 2, 3, 4], 3)
+    for threads, rule in ((4, {"quota": 3000}), (1, {"keep_ticks": 1}), (4, {})):
+        done = collect(bucket, **rule, threads=threads)
+        assert done == collect(memory, **rule)
+        assert verify(bucket, threads=threads) == verify(memory)
+        assert measure(bucket, threads=threads) == measure(memory)
+    assert {name: bucket.get(name) for name in bucket.names("")} == memory.objects
+    save(bucket, [1, 2, 3])
+    export_records(bucket, tmp_path / "a.tar", threads=4)
+    other = client("other")
+    assert import_records(other, tmp_path / "a.tar").refused == ()
+    assert look(other, [1, 2, 3]) == [expected([1, 2, 3])]
