@@ -42,7 +42,7 @@ def add_store(commands) -> None:
         "--quarantine",
         action="store_true",
         help="move what is damaged into the store's folder quarantine, where nobody "
-        "looks for it",
+        "looks for it; delete that folder when you are done with it",
     )
     gc = _action(
         actions,

@@ -20,6 +20,9 @@ from hybridcache_jax.store.inventory import Inventory
 from hybridcache_jax.store.usage import Usage
 from hybridcache_jax.store.verification import Verification
 
+# Lines of one kind.
+_SHOWN = 20
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -107,7 +110,7 @@ def verification(found: Verification) -> Table:
     ]
     read = f"{found.records} records and {found.packs} packs were read"
     lines = [f"{read}, {format_bytes(found.nbytes)}"]
-    lines += [f"moved to quarantine: {name}" for name in found.moved]
+    lines += _some([f"moved to quarantine: {name}" for name in found.moved])
     lines.append("nothing is damaged" if found.sound else "the store has damage")
     return Table(("", "object", "what is wrong"), rows, lines)
 
@@ -116,8 +119,8 @@ def collection(done: Collection, half_written: int, dry_run: bool) -> Table:
     """Of ``gc``; the second is how many files killed writers had left."""
     would = "would be " if dry_run else ""
     lines = [f"{half_written} half-written files removed"] * bool(half_written)
-    lines += [f"{would}dropped: {name}" for name in done.dropped]
-    lines += [f"{would}deleted: {name}" for name in done.swept]
+    lines += _some([f"{would}dropped: {name}" for name in done.dropped])
+    lines += _some([f"{would}deleted: {name}" for name in done.swept])
     lines += [f"not read, stays: {each.name}: {each.reason}" for each in done.unread]
     lines += _foreign(done.foreign)
     lines.append(
@@ -176,7 +179,13 @@ def imported(done: Import) -> Table:
 
 
 def _foreign(names: Iterable[str]) -> list[str]:
-    return [f"not the library's, stays: {name}" for name in names]
+    return _some([f"not the library's, stays: {name}" for name in names])
+
+
+def _some(lines: list[str]) -> list[str]:
+    """As many of them as somebody reads."""
+    more = len(lines) - _SHOWN
+    return lines if more <= 0 else [*lines[:_SHOWN], f"... and {more} more; see --json"]
 
 
 def _packs(packs: dict[str, int]) -> str:

@@ -26,7 +26,12 @@ from hybridcache_jax.store.records import FOLDER as RECORDS
 from hybridcache_jax.store.selection import TotalBytes, ancestors, choose
 from hybridcache_jax.store.sizes import OnProgress, pack_sizes
 from hybridcache_jax.store.sweeps import read_notes, write_note
-from hybridcache_jax.store.ticks import forget_marks, last_used, next_tick
+from hybridcache_jax.store.ticks import (
+    forget_marks,
+    last_used,
+    mark_used,
+    next_tick,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +112,10 @@ def collect(
     dropped = tuple(record.name for record in run.drop(chosen))
     gone = set(dropped)
     kept = [record for record in inventory.records if record.name not in gone]
+    if not dry_run:
+        # A manifest of a tick that is yet to come is as old as from its first run on.
+        ahead = [r.key for r in kept if r.written > now and r.used == now]
+        mark_used(store, ahead, now)
     swept, noted = run.sweep(kept, notes)
     nbytes = None if quota is None else TotalBytes(kept, sizes).nbytes
     return Collection(
@@ -141,9 +150,7 @@ class _Run:
         known = {each.name for each in (*records, *self.inventory.unread)}
         marks = last_used(self.store)
         used = [
-            record.key
-            for record in chosen
-            if min(marks.get(record.key, 0), self.now) > record.used
+            record.key for record in chosen if marks.get(record.key, 0) > record.used
         ]
         fresh = [n for n in self.store.names(RECORDS + "/") if n not in known]
         stay = ancestors(records, [*_parents_in(fresh), *used])

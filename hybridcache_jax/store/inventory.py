@@ -68,8 +68,8 @@ class StoredRecord:
       provenance: of everything in it.
       library: version that wrote it.
       written: tick at which it was written.
-      used: last tick at which it was written or of use, by the marks of use; not
-        later than now, whatever it says.
+      used: last tick at which it was written or of use, by the marks of use; what lies
+        ahead is not believed, and where there is nothing else it is now.
       manifest_bytes: size of the manifest.
       form_bytes: form to bytes of its blocks.
       packs: packs it names, each with the least size it must have.
@@ -153,9 +153,7 @@ def take_inventory(
     # The tick is looked up last: no record that was read is of a later one.
     now = tick(store)
     records = [
-        dataclasses.replace(
-            record, used=min(now, max(record.used, used.get(record.key, 0)))
-        )
+        dataclasses.replace(record, used=_last_time(record, used, now))
         for record in records
     ]
     records.sort(key=lambda r: (str(r.identity.get("namespace")), r.start, r.name))
@@ -197,6 +195,11 @@ def read_manifests(
             on_progress("reading manifests", done, len(chosen))
         if read is not None:
             yield name, *read
+
+
+def _last_time(record: StoredRecord, used: Mapping[bytes, int], now: int) -> int:
+    times = record.written, used.get(record.key, record.written)
+    return max((time for time in times if time <= now), default=now)
 
 
 def _read(store: PrefixStore, name: str) -> tuple[int, Manifest | Unread] | None:

@@ -83,24 +83,28 @@ def mark_used(
 
 
 def last_used(store: PrefixStore) -> dict[bytes, int]:
-    """The last tick at which each record was of use, by its key."""
-    last: dict[bytes, int] = {}
-    for number, key, _ in _marks(store):
-        last[key] = max(number, last.get(key, 0))
-    return last
+    """The last tick at which each record was of use, by its key.
+
+    Marks of ticks that are yet to come are not believed.
+    """
+    return _last(*_marks(store))
 
 
 def forget_marks(store: PrefixStore, before: int, records: Iterable[bytes]) -> None:
     """Deletes marks that say no more than others, or that are of no record.
+
+    Those of ticks that are yet to come go, too.
 
     Args:
       store: where they are.
       before: only marks of earlier ticks.
       records: keys of all records; their last marks stay.
     """
-    last, known = last_used(store), set(records)
-    for number, key, name in list(_marks(store)):
-        if number < before and (key not in known or number < last.get(key, 0)):
+    marks, now = _marks(store)
+    last, known = _last(marks, now), set(records)
+    for number, key, name in marks:
+        no_more = key not in known or number < last.get(key, 0)
+        if number > now or (number < before and no_more):
             store.delete(name)
 
 
@@ -110,7 +114,16 @@ def _ticks(store: PrefixStore) -> Iterator[tuple[int, str]]:
             yield int(match[1]), name
 
 
-def _marks(store: PrefixStore) -> Iterator[tuple[int, bytes, str]]:
-    for name in store.names(USED + "/"):
-        if match := _MARK.fullmatch(name):
-            yield int(match[1]), bytes.fromhex(match[2]), name
+def _marks(store: PrefixStore) -> tuple[list[tuple[int, bytes, str]], int]:
+    """Tick, key and name of every mark; and the time, looked up after them."""
+    found = [(_MARK.fullmatch(name), name) for name in store.names(USED + "/")]
+    marks = [(int(m[1]), bytes.fromhex(m[2]), name) for m, name in found if m]
+    return marks, tick(store)
+
+
+def _last(marks: list[tuple[int, bytes, str]], now: int) -> dict[bytes, int]:
+    last: dict[bytes, int] = {}
+    for number, key, _ in marks:
+        if number <= now:
+            last[key] = max(number, last.get(key, 0))
+    return last

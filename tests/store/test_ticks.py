@@ -49,8 +49,18 @@ def test_the_latest_mark_counts_and_is_written_once():
     assert last_used(store) == {A: 2, B: 3}
 
 
-def test_marks_that_say_nothing_more_are_forgotten():
+def test_a_mark_of_a_tick_that_is_yet_to_come_is_not_believed():
     store = Memory()
+    next_tick(store)
+    mark_used(store, [A, B], now=1)
+    mark_used(store, [A], now=10**12 - 1)
+    assert last_used(store) == {A: 1, B: 1}
+    forget_marks(store, before=0, records=[A, B])
+    assert len(store.names("used/")) == 2
+
+
+def test_marks_that_say_nothing_more_are_forgotten():
+    store = Memory({"ticks/000000000003": b""})
     for now, key in ((1, A), (2, A), (3, A), (1, B), (3, B), (1, b"c" * 16)):
         mark_used(store, [key], now=now)
     forget_marks(store, before=3, records=[A])

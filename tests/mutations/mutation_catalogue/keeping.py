@@ -75,10 +75,18 @@ KEEPING = (
     Mutation(
         "marks-of-use-forgotten",
         "store/ticks.py",
-        "if number < before and (key not in known or number < last.get(key, 0)):",
-        "if number < before:",
+        "(number < before and no_more)",
+        "number < before",
         "records that are of use are dropped",
         (_TICKS + "test_marks_that_say_nothing_more_are_forgotten",),
+    ),
+    Mutation(
+        "times-ahead-believed",
+        "store/inventory.py",
+        "max((time for time in times if time <= now), default=now)",
+        "max(times)",
+        "a record that says it is of next year is kept for ever",
+        (_GC + "test_b87_a_wrong_time_makes_no_record_immortal_and_loses_none",),
     ),
     Mutation(
         "blocks-not-verified",
