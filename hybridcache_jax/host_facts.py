@@ -11,7 +11,7 @@ from hybridcache_jax.state import StateTable
 from hybridcache_jax.validate import facts, readable
 
 if TYPE_CHECKING:
-    from hybridcache_jax.offload.host_tier import Places
+    from hybridcache_jax.offload.places import Places
 
 
 class Columns(NamedTuple):

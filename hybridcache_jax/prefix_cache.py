@@ -3,8 +3,8 @@
 The façade over claims (host) and facts (in the cache).  The cache itself stays a
 value: every method that changes it takes one and returns one, and only the newest
 value of the line is accepted.  Methods are called between compiled steps, from one
-thread.  They lie by topic: leases, room, sequences and shadow runs in files of those
-names.
+thread.  They lie by topic: leases, room, sequences, shadow runs and the store in files
+of those names.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.matching import make_cold_plan, make_plan
 from hybridcache_jax.prefix_leases import LeaseMethods
 from hybridcache_jax.prefix_room import RoomMethods
+from hybridcache_jax.prefix_saves import SaveMethods
 from hybridcache_jax.prefix_sequences import SequenceMethods
 from hybridcache_jax.prefix_shadow import ShadowMethods
 from hybridcache_jax.resume_plan import ResumePlan
@@ -32,7 +33,9 @@ from hybridcache_jax.tokens import token_array
 from hybridcache_jax.upkeep import UNKNOWN
 
 
-class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
+class PrefixCache(
+    LeaseMethods, SaveMethods, RoomMethods, SequenceMethods, ShadowMethods
+):
     """Stored prefixes of one cache: claims, and the way from claim to lease.
 
     Attributes:
@@ -53,7 +56,10 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
         contents: Iterable[Span] = (),
         approximate_replay: int | None = None,
     ) -> ResumePlan:
-        """Says where a prompt can be resumed now.  Changes nothing.
+        """Says where a prompt can be resumed now.  Changes nothing of the cache.
+
+        With a store, a prompt that cannot be resumed at its end is looked up there;
+        what is found is claimed, and a plan that needs it waits for I/O.
 
         Args:
           cache: the cache of this moment.
@@ -92,6 +98,8 @@ class PrefixCache(LeaseMethods, RoomMethods, SequenceMethods, ShadowMethods):
         key = self._rollout.key(identity, request=request, session=session)
         facts, known = self._upkeep.facts(cache), Contents.of(contents, len(ids))
         plan = self._solved(facts, ids, key, known)
+        if self._discovered(cache, facts, plan, ids):
+            plan = self._solved(facts, ids, key, known)
         if approximate_replay is not None:
             version = self._versions.get(key.identity, UNKNOWN)
             other = self._solved(facts, ids, marked(plan).key, known)

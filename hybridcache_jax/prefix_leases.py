@@ -9,7 +9,6 @@ from hybridcache_jax.codes import Reason, Status, Verdict
 from hybridcache_jax.deadlines import Overdue
 from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.host_facts import snapshot
-from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.lineage import facts_of
 from hybridcache_jax.observe.declarations import Where
@@ -211,8 +210,7 @@ class LeaseMethods(PrefixParts):
         self._at(Point.PUBLISH_CLAIMED)
         accepted = self._index.lookup(key, offer.tokens, contents)
         after = self._keep(cache, *offer.marks(self.plan, accepted))
+        if self._link is not None:
+            self._link.published(key, accepted, contents, anywhere)
         self._watch.stored(cache, after)
         return self._upkeep.within_index(after)
-
-    def _version(self, identity: Identity) -> int:
-        return self._versions.setdefault(identity, len(self._versions) + 1)

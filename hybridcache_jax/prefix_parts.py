@@ -1,6 +1,7 @@
 """What a ``PrefixCache`` is made of, and what it says of itself."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -22,13 +23,18 @@ from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.offload.load_times import Clock, LoadTimes
 from hybridcache_jax.offload.outer import Outer
+from hybridcache_jax.offload.store_link import StoreLink
 from hybridcache_jax.points import At, pass_by
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key, ReusePolicy, Rollout, Scope
 from hybridcache_jax.shadow import Shadow
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.upkeep import Upkeep
+
+# Reads that wait for the store at once, beside a write.
+_THREADS = 4
 
 _NAMES = {
     "policy": 'a ReusePolicy, such as ReusePolicy("session")',
@@ -49,6 +55,8 @@ class PrefixParts:
         metrics: Metrics = Metrics(),
         placeholders: TokenIds = (),
         tier: HostTier | None = None,
+        store: PrefixStore | None = None,
+        executor: Executor | None = None,
         clock: Clock | None = None,
         at: At = pass_by,
     ):
@@ -63,6 +71,11 @@ class PrefixParts:
             saying which (``contents`` of :meth:`match`) is not reused from there on.
           tier: takes what is evicted, so that it can be loaded again; None to lose it.
             It serves this ``PrefixCache`` alone.
+          store: keeps what is published beyond this process, and is asked for what the
+            index does not know; it needs a tier, whose places name what lies there.
+            Many caches, processes and machines may share one.
+          executor: runs what waits for the store; None for threads of its own, which
+            end with :meth:`close` or the process.
           clock: seconds, such as ``time.perf_counter``; with it every load is measured,
             from :meth:`load` to the :meth:`poll` that brings it, and ``cost`` learns
             from it.  None to measure nothing: equal histories then give equal plans.
@@ -70,8 +83,8 @@ class PrefixParts:
 
         Raises:
           ValueError: for a policy, metrics or a tier of another type, for a tier of
-            another plan or another ``PrefixCache``, and for a plan without staging
-            blocks beside a tier.
+            another plan or another ``PrefixCache``, for a plan without staging blocks
+            beside a tier, and for a store without a tier.
         """
         for name, given, expected in (
             ("policy", policy, ReusePolicy),
@@ -93,6 +106,20 @@ class PrefixParts:
         self._outer = (
             None if tier is None else Outer(plan, tier, self._index, self._watch, at)
         )
+        self._link = None
+        self._threads: Executor | None = None
+        if store is not None:
+            if self._outer is None:
+                raise ValueError(
+                    "What a store has needs places in a tier; give one beside it, such "
+                    'as HostTier(plan, budget="1GiB", known_tokens=plan.max_length).'
+                )
+            if executor is None:
+                executor = ThreadPoolExecutor(_THREADS, "hybridcache-store")
+                self._threads = executor
+            self._link = StoreLink(
+                plan, store, executor, self._index, self._outer, self._watch
+            )
         self._load_times = LoadTimes(clock)
         self._upkeep = Upkeep(
             plan, self._index, self._versions, self._outer, self._watch, at
@@ -126,7 +153,8 @@ class PrefixParts:
         """Widens or narrows the reuse of a producer, at once and in all namespaces.
 
         What it stored before is not found any more, its blocks go as dead weight when
-        room is made.  Rows that are running go on and publish nothing.
+        room is made.  Rows that are running go on and publish nothing.  Where it is
+        narrowed, its records in the store are given up, for every process.
 
         Args:
           identity: the producer; its namespace does not matter.
@@ -135,9 +163,11 @@ class PrefixParts:
         Raises:
           ValueError: for a scope that does not exist.
         """
-        producer = identity.within(None)
+        producer, before = identity.within(None), self._rollout.scope(identity)
         if self._rollout.set_scope(producer, scope):
             self._drop(lambda key: key.identity.within(None) == producer)
+            if self._link is not None and self._rollout.scope(producer) < before:
+                self._link.give_up(producer)
 
     def end_request(self, plan: ResumePlan) -> None:
         """Takes back what only a request that is over could find.
@@ -166,6 +196,11 @@ class PrefixParts:
         self._index.drop(which)
         if self._outer is not None:
             self._outer.give_up(which)
+        if self._link is not None:
+            self._link.saves.give_up(which)
+
+    def _version(self, identity: Identity) -> int:
+        return self._versions.setdefault(identity, len(self._versions) + 1)
 
     def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
         """Per pool, how many blocks are what; the parts add up to ``total``.

@@ -13,6 +13,7 @@ from hybridcache_jax.offload.loads import LOAD_TICKS, Load, LoadReport
 from hybridcache_jax.prefix_parts import PrefixParts
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import NEVER, HybridCache
+from hybridcache_jax.upkeep import ANYWHERE
 
 
 class RoomMethods(PrefixParts):
@@ -149,7 +150,10 @@ class RoomMethods(PrefixParts):
         return load
 
     def poll(self, cache: HybridCache) -> tuple[HybridCache, tuple[LoadReport, ...]]:
-        """Takes every load as far as it goes.  Call it between steps.
+        """Takes every load as far as it goes, and saves a step further.
+
+        Call it between steps.  One save at a time copies a batch of blocks for the
+        store; see :attr:`saving` and :meth:`flush`.
 
         A load is registered whole, in one update, after all of it was verified; one
         that fails changes nothing.  A block that failed verification, or that the tier
@@ -170,6 +174,9 @@ class RoomMethods(PrefixParts):
         if self._outer is None:
             return cache, ()
         cache, reports = self._outer.poll(cache, self._upkeep.make_room)
+        if self._link is not None:
+            now = self._upkeep.facts(cache)
+            self._link.step(cache, lambda key: self._upkeep.holds(now, key, ANYWHERE))
         self.cost = self._load_times.learned(self.cost, reports)
         return self._line.stamped(cache), reports
 

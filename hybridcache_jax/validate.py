@@ -22,7 +22,7 @@ from pallas_kernels.contracts import ReadContract
 
 if TYPE_CHECKING:
     from hybridcache_jax.host_facts import Columns
-    from hybridcache_jax.offload.host_tier import Places
+    from hybridcache_jax.offload.places import Places
     from hybridcache_jax.state import StateTable
 
 

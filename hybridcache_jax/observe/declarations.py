@@ -44,6 +44,16 @@ class Where(enum.StrEnum):
     STEP = "step"
 
 
+class SaveEnd(enum.StrEnum):
+    """How saving a published prefix to a store ended."""
+
+    SAVED = "saved"
+    THERE = "there"
+    LOST = "lost"
+    TOO_MANY = "too_many"
+    FAILED = "failed"
+
+
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """One row of the table.
@@ -266,6 +276,27 @@ TABLE: tuple[Metric, ...] = (
         "loads",
         "Loads from an outer tier that failed, by stage.",
         ("stage",),
+    ),
+    Metric(
+        "saves_total",
+        "counter",
+        "saves",
+        "Published prefixes that were to be saved to a store, by how that ended: "
+        "saved; there already; lost, because a block went before its turn or the scope "
+        "changed; too_many waited; failed in the store.",
+        ("end",),
+    ),
+    Metric(
+        "store_lookup_failures_total",
+        "counter",
+        "lookups",
+        "Times a store failed to say what it has; each counts as a miss there.",
+    ),
+    Metric(
+        "records_passed_by_total",
+        "counter",
+        "records",
+        "Records of a store that were found and are damaged, foreign or unreadable.",
     ),
     Metric(
         "shadow_sampled_total",

@@ -8,6 +8,7 @@ from hybridcache_jax.observe.declarations import (
     PREFIX,
     TABLE,
     Phase,
+    SaveEnd,
     Tier,
     Where,
     Why,
@@ -154,6 +155,18 @@ class Metrics:
     def load_failed(self, stage: "LoadStage") -> None:
         """A load from an outer tier failed at this stage; it registered nothing."""
         self._add("load_failures_total", 1, stage)
+
+    def save_ended(self, end: SaveEnd) -> None:
+        """A published prefix was saved to a store, or was not."""
+        self._add("saves_total", 1, end)
+
+    def lookup_failed(self) -> None:
+        """A store failed to say what it has."""
+        self._add("store_lookup_failures_total")
+
+    def passed_by(self, records: int) -> None:
+        """So many records of a store could not be used."""
+        self._add("records_passed_by_total", records)
 
     def shadow_sampled(self) -> None:
         """A hit was chosen to be computed again."""

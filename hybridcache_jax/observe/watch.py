@@ -14,7 +14,7 @@ from hybridcache_jax._typing import AnyArray
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.deadlines import ticks_late
 from hybridcache_jax.lease import Lease, Receipt
-from hybridcache_jax.observe.declarations import Where, Why
+from hybridcache_jax.observe.declarations import SaveEnd, Where, Why
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
@@ -153,6 +153,19 @@ class Watch:
     def load_failed(self, stage: "LoadStage") -> None:
         """See :meth:`Metrics.load_failed`."""
         self._metrics.load_failed(stage)
+
+    def save_ended(self, end: SaveEnd) -> None:
+        """See :meth:`Metrics.save_ended`."""
+        self._metrics.save_ended(end)
+
+    def lookup_failed(self) -> None:
+        """See :meth:`Metrics.lookup_failed`."""
+        self._metrics.lookup_failed()
+
+    def passed_by(self, records: int) -> None:
+        """See :meth:`Metrics.passed_by`."""
+        if records:
+            self._metrics.passed_by(records)
 
     def sampled(
         self,

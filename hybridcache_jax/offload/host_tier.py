@@ -3,35 +3,47 @@
 Every pool has places of its own, as it has blocks of its own on the device.  A place
 has facts like a block: what it holds, who wrote it, and an epoch that grows whenever
 it is handed out or dropped, so an old claim never meets a new content.
+
+What a place holds lies in memory, in a store of prefixes, or in both.  Memory is what
+the budget bounds; a block that lies in a store as well gives its memory up and keeps
+its place.
 """
 
 import bisect
-import dataclasses
 import functools
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 
+from hybridcache_jax._whole import whole
 from hybridcache_jax.byte_sizes import parse_bytes
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
-from hybridcache_jax.forms import Form
 from hybridcache_jax.offload.payload import Payload
+from hybridcache_jax.offload.places import Places, places_for, tier_bytes
+from hybridcache_jax.store.manifest import BlockPlace
 
-# Per place six int32 facts, an int64 age, and a digest.
-_FACT_BYTES = 6 * 4 + 8 + 16
 
+class Reader(Protocol):
+    """Brings blocks from a store."""
 
-@dataclasses.dataclass
-class Places:
-    """Facts about the places of one pool, ``[Q]`` each; named as in ``StateTable``."""
+    def expect(self, pool: int, wanted: Sequence[BlockPlace]) -> None:
+        """Begins to read blocks, as far as nobody has asked for them yet."""
+        ...
 
-    stage: np.ndarray  # int32, codes.Stage: FREE, ON_DISK or QUARANTINED
-    form: np.ndarray  # int32, ON_DISK_PREFIX; NONE while free
-    version: np.ndarray  # int32
-    provenance: np.ndarray  # int32, codes.Provenance
-    epoch: np.ndarray  # int32
-    first: np.ndarray  # int32, first token position; -1 while free
-    used: np.ndarray  # int64, logical age
+    def keep(self, wanted: Collection[tuple[int, BlockPlace]]) -> None:
+        """Lets go of all but some blocks, each with its pool."""
+        ...
+
+    def read(self, pool: int, wanted: BlockPlace) -> Payload | None:
+        """A block; None while it is on its way.
+
+        Raises:
+          KeyError: if what lies there is not the block.
+          StoreError: if the store fails.
+        """
+        ...
 
 
 class HostTier:
@@ -40,11 +52,13 @@ class HostTier:
     Attributes:
       plan: the plan of its caches.
       places: facts about the places of each pool.
-      tokens: stored tokens of which it holds what is kept, and the index the claims.
+      tokens: stored tokens of which it has places, and the index the claims.
       taken: whether a ``PrefixCache`` has it; another one drops what it cannot claim.
+      reader: brings what lies in the store of that ``PrefixCache``, if it has one.
+      refused: what came from there and failed verification; it is not asked for again.
     """
 
-    def __init__(self, plan: CapacityPlan, *, budget: int | str):
+    def __init__(self, plan: CapacityPlan, *, budget: int | str, known_tokens: int = 0):
         """An empty tier for caches of one plan.
 
         Args:
@@ -52,36 +66,46 @@ class HostTier:
           budget: bytes, or text such as ``"8GiB"``; divided so that all pools can hold
             what the plan's retention policies keep of the same number of tokens, and
             the index the claims of those.
+          known_tokens: stored tokens of which it has places beside those, for blocks
+            that lie in a store: as many as prompts that wait for the store have
+            together.  Only facts and claims of them take memory.
 
         Raises:
-          ValueError: for a budget that cannot be read, or too small for one grid unit.
+          ValueError: for a budget that cannot be read, or too small for one grid unit
+            and what is known; for known tokens below 0.
         """
         # A grid unit of history takes more than a byte; nobody has more of them.
         limit, grid = min(parse_bytes(budget), 2**62), plan.spec.grid
+        known = -(-whole("known_tokens", known_tokens) // grid)
 
-        size = functools.partial(tier_bytes, plan)
+        size = functools.partial(tier_bytes, plan, known=known)
         grids = bisect.bisect_right(range(limit + 1), limit, key=size) - 1
         if grids < 1:
             raise ValueError(
                 f"A tier of {budget} holds not even what {grid} stored tokens keep, "
                 f"which takes {size(1)} bytes; raise its budget."
             )
-        for count, more in zip(plan.blocks, places_for(plan, grids), strict=True):
+        counts = places_for(plan, grids + known)
+        for count, more in zip(plan.blocks, counts, strict=True):
             if count + 1 + more >= 2**31:
                 raise ValueError(
                     f"A tier of {budget} has {more} places beside a pool of {count} "
                     "blocks, more than int32 can name; lower its budget."
                 )
         self.plan = plan
-        self.tokens = grids * grid
-        self.places = tuple(map(_empty, places_for(plan, grids)))
-        self._payloads: list[dict[int, Payload]] = [{} for _ in plan.spec.pools]
-        self._clock = 0
+        self.tokens = (grids + known) * grid
+        self.places = tuple(map(Places.empty, counts))
         self.taken = False
+        self.reader: Reader | None = None
+        self.refused: set[BlockPlace] = set()
+        self._most_held = places_for(plan, grids)
+        self._payloads: list[dict[int, Payload]] = [{} for _ in plan.spec.pools]
+        self._stored: list[dict[int, BlockPlace]] = [{} for _ in plan.spec.pools]
+        self._clock = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payloads it holds."""
+        """Bytes of the payloads it holds in memory."""
         return sum(p.nbytes for held in self._payloads for p in held.values())
 
     def store(
@@ -107,86 +131,126 @@ class HostTier:
         Returns:
           The place, or None if every place is needed.
         """
-        table = self.places[pool]
-        free = np.flatnonzero(table.stage == Stage.FREE)
-        if not len(free):
-            candidates = np.flatnonzero(~needed)
-            if not len(candidates):
-                return None
-            # What is set aside first; among equals of age the highest position, so that
-            # a chain loses its end before its beginning.
-            order = np.lexsort(
-                (
-                    -table.first[candidates],
-                    table.used[candidates],
-                    table.stage[candidates] != Stage.QUARANTINED,
-                )
-            )
-            free = candidates[order[:1]]
-            self.drop(pool, free)
-        place = int(free[0])
+        place = self._free_place(pool, ~needed)
+        if place is None or not self._free_memory(pool, needed):
+            return None
+        facts = {"version": version, "provenance": provenance, "first": first}
         self._clock += 1
-        table.stage[place] = Stage.ON_DISK
-        table.form[place] = Form.ON_DISK_PREFIX
-        table.version[place] = version
-        table.provenance[place] = provenance
-        table.first[place] = first
-        table.epoch[place] += 1
-        table.used[place] = self._clock
+        self.places[pool].hand_out(place, **facts, now=self._clock)
         self._payloads[pool][place] = payload
         return place
+
+    def claim(
+        self,
+        pool: int,
+        where: BlockPlace,
+        *,
+        version: int,
+        provenance: int,
+        first: int,
+        needed: np.ndarray,
+    ) -> int | None:
+        """A place for a block that lies in the store; no memory is taken.
+
+        Args:
+          pool: index of the pool.
+          where: the block lies.
+          version: as for :meth:`store`, as are the others.
+          provenance: likewise.
+          first: likewise.
+          needed: likewise.
+
+        Returns:
+          The place; None if only places are left that are needed, or whose block lies
+          nowhere else.
+        """
+        elsewhere = np.zeros(len(needed), bool)
+        elsewhere[list(self._stored[pool])] = True
+        table = self.places[pool]
+        elsewhere |= table.stage == Stage.QUARANTINED
+        place = self._free_place(pool, elsewhere & ~needed)
+        if place is None:
+            return None
+        facts = {"version": version, "provenance": provenance, "first": first}
+        self._clock += 1
+        table.hand_out(place, **facts, now=self._clock)
+        self._stored[pool][place] = where
+        return place
+
+    def where(self, pool: int, place: int) -> BlockPlace | None:
+        """Where in the store the block of a place lies; None if it does not."""
+        return self._stored[pool].get(place)
+
+    def lies(self, pool: int, place: int, where: BlockPlace) -> None:
+        """The block of a place lies in the store, too."""
+        self._stored[pool][place] = where
+
+    def expect(self, pool: int, places: Sequence[int]) -> None:
+        """These places will be read soon: what lies in the store sets out."""
+        wanted = [
+            self._stored[pool][place]
+            for place in places
+            if place in self._stored[pool] and place not in self._payloads[pool]
+        ]
+        if wanted and self.reader is not None:
+            self.reader.expect(pool, wanted)
 
     def read(self, pool: int, place: int) -> Payload | None:
         """The payload of a place; None while it is still on its way.
 
         Raises:
-          KeyError: if the place holds nothing.
+          KeyError: if the place holds nothing, or the store not the block.
+          StoreError: if the store fails.
         """
         self._clock += 1
         self.places[pool].used[place] = self._clock
-        return self._payloads[pool][place]
+        where = self._stored[pool].get(place)
+        if place in self._payloads[pool] or where is None or self.reader is None:
+            return self._payloads[pool][place]
+        return self.reader.read(pool, where)
 
     def drop(self, pool: int, places: np.ndarray) -> None:
         """Forgets what places hold; their epochs grow.  Free ones stay as they are."""
         table = self.places[pool]
         places = places[table.stage[places] != Stage.FREE]
-        table.stage[places] = Stage.FREE
-        table.form[places] = Form.NONE
-        table.first[places] = -1
-        table.epoch[places] += 1
+        table.free(places)
         for place in places.tolist():
             self._payloads[pool].pop(place, None)
+            self._stored[pool].pop(place, None)
 
     def quarantine(self, pool: int, place: int) -> None:
         """Sets a place aside that failed verification: no plan counts on it again."""
         self.places[pool].stage[place] = Stage.QUARANTINED
-        self._payloads[pool].pop(place, None)
+        if self._payloads[pool].pop(place, None) is None and (
+            where := self._stored[pool].get(place)
+        ):
+            self.refused.add(where)
+        self._stored[pool].pop(place, None)
 
+    def _free_place(self, pool: int, may_go: np.ndarray) -> int | None:
+        """A free place, or one that becomes free; None if there is none."""
+        table = self.places[pool]
+        free = np.flatnonzero(table.stage == Stage.FREE)
+        if len(free):
+            return int(free[0])
+        candidates = np.flatnonzero(may_go)
+        if not len(candidates):
+            return None
+        place = table.longest_unused(candidates)
+        self.drop(pool, np.array([place]))
+        return place
 
-def places_for(plan: CapacityPlan, grids: int) -> list[int]:
-    """Per pool, blocks that so many grid units of stored tokens keep."""
-    tokens = grids * plan.spec.grid
-    return [plan.stored_blocks(pool, tokens) for pool in range(len(plan.blocks))]
-
-
-def tier_bytes(plan: CapacityPlan, grids: int) -> int:
-    """Bytes of a tier with places for so many grid units, its claims included."""
-    counts = places_for(plan, grids)
-    sizes = (pool.block_bytes + _FACT_BYTES for pool in plan.spec.pools)
-    places = sum(count * size for count, size in zip(counts, sizes, strict=True))
-    return places + plan.index_bytes(grids * plan.spec.grid)
-
-
-def _empty(count: int) -> Places:
-    def zeros():
-        return np.zeros(count, np.int32)
-
-    return Places(
-        stage=np.full(count, int(Stage.FREE), np.int32),
-        form=zeros(),
-        version=zeros(),
-        provenance=zeros(),
-        epoch=zeros(),
-        first=np.full(count, -1, np.int32),
-        used=np.zeros(count, np.int64),
-    )
+    def _free_memory(self, pool: int, needed: np.ndarray) -> bool:
+        """Whether there is memory for a block; gives up that of another if need be."""
+        held = self._payloads[pool]
+        if len(held) < self._most_held[pool]:
+            return True
+        candidates = np.array([place for place in held if not needed[place]], int)
+        if not len(candidates):
+            return False
+        place = self.places[pool].longest_unused(candidates)
+        if place in self._stored[pool]:
+            del held[place]
+        else:
+            self.drop(pool, np.array([place]))
+        return True

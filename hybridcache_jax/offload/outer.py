@@ -1,9 +1,7 @@
-"""The outer tier of one ``PrefixCache``: what moves out, what is asked back.
+"""The outer tier of one ``PrefixCache``: what is asked back from it, between steps.
 
-Both happen between compiled steps.  A block moves out between the two phases of its
-eviction: copied, sealed with a digest, its claims led to the place, and only then given
-away.  A load reads every block into memory of its own and verifies it; the live cache
-changes in one update, when all of them are good, or not at all.
+A load reads every block into memory of its own and verifies it; the live cache changes
+in one update, when all of them are good, or not at all.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +20,10 @@ from hybridcache_jax.offload.loads import (
     Pending,
     settled,
 )
+from hybridcache_jax.offload.moves_out import MovesOut
 from hybridcache_jax.offload.payload import Payload, digest, layout_refusal
 from hybridcache_jax.offload.transfer import LABELS, Transfer
+from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.points import At, Point
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
@@ -75,6 +75,10 @@ class Outer:
         tier.taken = True
         self.plan, self.tier, self.index = plan, tier, index
         self._transfer = Transfer(plan)
+        self.whereabouts = Whereabouts(plan, tier, self._transfer)
+        self._moves_out = MovesOut(
+            plan, tier, index, watch, self._transfer, self.whereabouts
+        )
         self._pending: dict[int, Pending] = {}
         # Verified payloads by pool, and by place and epoch: a place may be handed out
         # again while a load still waits for what it held.
@@ -87,75 +91,11 @@ class Outer:
         return self._transfer.warm_up(cache)
 
     def move_out(self, cache: HybridCache, begun: Sequence[np.ndarray]) -> None:
-        """Copies blocks that are about to go, and leads their claims to the copies.
-
-        A block for which the tier has no place, or which it fails to take, is left to
-        go: room is made whatever the tier does.  Besides what the tier holds there
-        is never more than one batch of copies, and the payload of one block.
-
-        Args:
-          cache: the cache between the two phases of an eviction.
-          begun: per pool, ``[n]`` int32 ids that begin to go; others are padding.
-        """
-        for pool, ids in enumerate(begun):
-            ids = ids[ids < self.plan.blocks[pool]]
-            if not len(ids):
-                continue
-            table = cache.tables[pool]
-            columns = [np.asarray(getattr(table, name))[ids] for name in LABELS]
-            labels = np.stack(columns)
-            epochs = np.asarray(table.epoch)[ids]
-            needed = self._needed_places(pool, int(cache.clock))
-            found = []
-            for start in range(0, len(ids), self.plan.staging_blocks):
-                some = slice(start, start + self.plan.staging_blocks)
-                found += self._stored_batch(
-                    cache, pool, ids[some], labels[:, some], needed
-                )
-            kept = [at for at, place in enumerate(found) if place is not None]
-            places = [place for place, _ in filter(None, found)]
-            stamps = [stamp for _, stamp in filter(None, found)]
-            new = self._ids(pool, places), np.array(stamps, np.int32)
-            self.index.move(pool, (ids[kept], epochs[kept]), new)
-            self._watch.moved_out(pool, len(kept))
-
-    def _stored_batch(
-        self,
-        cache: HybridCache,
-        pool: int,
-        ids: np.ndarray,
-        labels: np.ndarray,
-        needed: np.ndarray,
-    ) -> list[tuple[int, int] | None]:
-        """Copies one batch to the tier; the batch is gone when this returns.
-
-        Returns:
-          Per block its place and the place's epoch, None if the tier has not taken it.
-        """
-        taken, found = self._transfer.take(cache, pool, ids), []
-        for at in range(len(ids)):
-            planes = {name: plane[:, at] for name, plane in taken.items()}
-            found.append(self._stored(pool, planes, labels[:, at].tolist(), needed))
-        return found
-
-    def _stored(
-        self,
-        pool: int,
-        planes: dict[str, np.ndarray],
-        labels: list[int],
-        needed: np.ndarray,
-    ) -> tuple[int, int] | None:
-        """Copies one block to the tier: see :meth:`_stored_batch`."""
-        payload, facts = Payload.sealed(planes), zip(LABELS, labels, strict=True)
-        try:
-            place = self.tier.store(pool, payload, **dict(facts), needed=needed)
-        except Exception:  # a tier may fail in any way of its own
-            self._watch.store_failed(pool)
-            return None
-        if place is None:
-            return None
-        # A later block may drop this one and take its place.
-        return place, int(self.tier.places[pool].epoch[place])
+        """See :meth:`MovesOut.move_out`."""
+        now = int(cache.clock)
+        self._moves_out.move_out(
+            cache, begun, lambda pool: self.needed_places(pool, now)
+        )
 
     def ask(self, plan: ResumePlan, deadline: int) -> Load:
         """Asks for what a plan needs from the tier; nothing is read yet.
@@ -171,7 +111,7 @@ class Outer:
         for pool, count in enumerate(self.plan.blocks):
             ids, epochs = (np.asarray(x[pool]) for x in (wanted.blocks, wanted.epochs))
             away, here = ids > count, ids < count
-            pending.places.append(self._places(pool, ids[away]))
+            pending.places.append(self.whereabouts.places(pool, ids[away]))
             pending.epochs.append(epochs[away])
             pending.keep.append(ids[here])
         self._pending[load.number] = pending
@@ -329,8 +269,13 @@ class Outer:
 
     def _arrived(self, cache: HybridCache, pool: int, places, ids: np.ndarray) -> None:
         """Leads claims, and loads that wait for the same places, to the blocks."""
-        old = self._ids(pool, places), self.tier.places[pool].epoch[places]
-        self.index.move(pool, old, (ids, np.asarray(cache.tables[pool].epoch)[ids]))
+        ids_of, epochs = self.whereabouts.ids, np.asarray(cache.tables[pool].epoch)
+        old = ids_of(pool, places), self.tier.places[pool].epoch[places]
+        self.index.move(pool, old, (ids, epochs[ids]))
+        for place, block in zip(places.tolist(), ids.tolist(), strict=True):
+            where = self.tier.where(pool, place)
+            if where is not None:
+                self.whereabouts.lies(pool, block, int(epochs[block]), where)
         self.tier.drop(pool, places)
         for pending in self._pending.values():
             here = np.isin(pending.places[pool], places)
@@ -344,6 +289,7 @@ class Outer:
         load, late = pending.load, 0
         for pool, spec in enumerate(self.plan.spec.pools):
             table = self.tier.places[pool]
+            self.tier.expect(pool, self._not_staged(pending, pool))
             for place, epoch in _keys(pending, pool):
                 where = f"{spec.name}, positions from {int(table.first[place])}"
                 if table.epoch[place] != epoch or table.stage[place] != Stage.ON_DISK:
@@ -385,6 +331,21 @@ class Outer:
             wanted = {key for load in waiting for key in _keys(load, pool)}
             for key in staged.keys() - wanted:
                 del staged[key]
+        if self.tier.reader is not None:
+            stored = (
+                (pool, self.tier.where(pool, place))
+                for pool in range(len(self._staged))
+                for load in waiting
+                for place in self._not_staged(load, pool)
+            )
+            self.tier.reader.keep([(pool, at) for pool, at in stored if at is not None])
+
+    def _not_staged(self, pending: Pending, pool: int) -> list[int]:
+        """Places whose payload a load waits for."""
+        keys = _keys(pending, pool)
+        return [
+            place for place, epoch in keys if (place, epoch) not in self._staged[pool]
+        ]
 
     def forget(self, pool: int, claimed: np.ndarray) -> None:
         """Drops places that no claim of use names any more.
@@ -394,21 +355,19 @@ class Outer:
           claimed: ``[n]`` int32 ids of blocks and places of which a claim is true and
             of use.
         """
-        places = self._places(pool, claimed)
+        places = self.whereabouts.places(pool, claimed)
         named = np.zeros(len(self.tier.places[pool].stage), bool)
         named[places[places >= 0]] = True
         held = self.tier.places[pool].stage == Stage.ON_DISK
         self.tier.drop(pool, np.flatnonzero(held & ~named))
 
-    def _ids(self, pool: int, places) -> np.ndarray:
-        """What claims call places of the tier."""
-        return np.asarray(places, np.int32) + np.int32(self.plan.blocks[pool] + 1)
+    def needed_places(self, pool: int, now: int) -> np.ndarray:
+        """``[Q]`` bool: places that a load will read which is not over.
 
-    def _places(self, pool: int, ids: np.ndarray) -> np.ndarray:
-        """Places of the tier by what claims call them; negative for blocks."""
-        return ids - (self.plan.blocks[pool] + 1)
-
-    def _needed_places(self, pool: int, now: int) -> np.ndarray:
+        Args:
+          pool: index of the pool.
+          now: the cache's clock.
+        """
         needed = np.zeros(len(self.tier.places[pool].stage), bool)
         for pending in self._waiting():
             if pending.over(now):

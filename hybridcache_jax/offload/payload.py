@@ -1,14 +1,16 @@
 """What one block looks like outside of device memory: bytes and their digest."""
 
 import dataclasses
-import hashlib
+import math
 
 import numpy as np
+from blake3 import blake3
 
 from hybridcache_jax.planes import storage_dtype, storage_width
 from hybridcache_jax.spec import PoolSpec
 
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
+"""Of a block's digest: 128 bits, so that no damage goes unseen by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +19,9 @@ class Payload:
 
     Attributes:
       planes: plane to ``[L, S, width]`` in the storage dtype.
-      digest: BLAKE2b of names, dtypes, shapes and bytes of all planes.
+      digest: BLAKE3 of the bytes of all planes, in the order of their names.  What
+        planes there are, their dtypes and shapes is the pool's to say: see
+        :func:`layout_refusal`.
     """
 
     planes: dict[str, np.ndarray]
@@ -29,19 +33,43 @@ class Payload:
         own = {name: np.array(plane, order="C") for name, plane in planes.items()}
         return cls(own, digest(own))
 
+    @classmethod
+    def of_bytes(
+        cls, pool: PoolSpec, backend: str, data: bytes, digest: bytes
+    ) -> "Payload":
+        """A payload as it was stored; its planes are views of ``data``.
+
+        Args:
+          pool: the pool it is meant for.
+          backend: decides the storage dtypes.
+          data: ``pool.block_bytes`` bytes, as :meth:`data` gave them.
+          digest: what they are said to be; proved when they are loaded.
+        """
+        planes, start = {}, 0
+        for plane in sorted(pool.entry.planes, key=lambda plane: plane.name):
+            shape = (len(pool.layers), pool.block_entries, storage_width(plane))
+            dtype, count = storage_dtype(plane.dtype, backend), math.prod(shape)
+            flat = np.frombuffer(data, dtype, count, start)
+            planes[plane.name] = flat.reshape(shape)
+            start += flat.nbytes
+        return cls(planes, digest)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all planes."""
         return sum(plane.nbytes for plane in self.planes.values())
 
+    def data(self) -> bytes:
+        """The bytes of all planes, in the order of their names."""
+        return b"".join(plane.tobytes() for _, plane in sorted(self.planes.items()))
+
 
 def digest(planes: dict[str, np.ndarray]) -> bytes:
-    """16 bytes of BLAKE2b over everything that makes planes what they are."""
-    state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for name, plane in sorted(planes.items()):
-        state.update(f"{name}:{plane.dtype}:{plane.shape};".encode())
+    """What :attr:`Payload.digest` must be for these planes."""
+    state = blake3()
+    for _, plane in sorted(planes.items()):
         state.update(np.ascontiguousarray(plane).view(np.uint8).reshape(-1).data)
-    return state.digest()
+    return state.digest(length=DIGEST_BYTES)
 
 
 def layout_refusal(pool: PoolSpec, backend: str, payload: Payload) -> str | None:

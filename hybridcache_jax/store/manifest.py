@@ -77,7 +77,7 @@ class BlockPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       number: which block of its pool; it begins at position ``number * block_tokens``.
       pack: name of the object.
       start: first byte in it.
-      digest: BLAKE3 of the bytes, :data:`pack.BLOCK_DIGEST_BYTES` long.
+      digest: ``Payload.digest`` of the block.
     """
 
     number: int

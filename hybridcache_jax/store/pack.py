@@ -8,15 +8,13 @@ import itertools
 import re
 from collections.abc import Container, Iterable, Sequence
 
-import numpy as np
 from blake3 import blake3
 
-from hybridcache_jax.offload.payload import Payload
-from hybridcache_jax.store.manifest import BlockPlace, PlaneLayout
+from hybridcache_jax.offload.payload import DIGEST_BYTES
+from hybridcache_jax.store.manifest import BlockPlace
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 from hybridcache_jax.store.sweeps import noted_packs
 
-BLOCK_DIGEST_BYTES = 16
 FOLDER = "packs"
 # What pack_name and free_name make, and nothing else: a manifest may name folders, or
 # more letters than a file system takes.
@@ -29,21 +27,14 @@ _MOST = 64 * 2**20
 _LARGEST = 2**48
 
 
-def block_bytes(payload: Payload, planes: Sequence[PlaneLayout]) -> bytes:
-    """The bytes of a block, plane after plane."""
-    return b"".join(
-        np.ascontiguousarray(payload.planes[plane.name]).tobytes() for plane in planes
-    )
-
-
 def block_digest(data: bytes | memoryview) -> bytes:
-    """What a manifest says of the bytes of a block."""
-    return blake3(data).digest(length=BLOCK_DIGEST_BYTES)
+    """What a manifest says of the bytes of a block: ``Payload.digest``."""
+    return blake3(data).digest(length=DIGEST_BYTES)
 
 
 def pack_digest(data: bytes) -> str:
     """Digest of a whole pack, in hex."""
-    return blake3(data).hexdigest(length=BLOCK_DIGEST_BYTES)
+    return blake3(data).hexdigest(length=DIGEST_BYTES)
 
 
 def pack_name(data: bytes) -> str:

@@ -33,7 +33,7 @@ from hybridcache_jax.store.manifest import (
     decode,
     encode,
 )
-from hybridcache_jax.store.pack import block_bytes, write_blocks
+from hybridcache_jax.store.pack import write_blocks
 from hybridcache_jax.store.prefix_store import (
     LargeObjectError,
     PrefixStore,
@@ -111,7 +111,7 @@ def layout_of(pool: PoolSpec) -> tuple[PlaneLayout, ...]:
             plane.dtype,
             (len(pool.layers), pool.block_entries, storage_width(plane)),
         )
-        for plane in pool.entry.planes
+        for plane in sorted(pool.entry.planes, key=lambda plane: plane.name)
     )
 
 
@@ -150,8 +150,8 @@ def write_record(
         )
     layouts = [layout_of(part.pool) for part in parts]
     fresh = [
-        (number, block_bytes(block, layout))
-        for part, layout in zip(parts, layouts, strict=True)
+        (number, block.data())
+        for part in parts
         for number, block in part.blocks
         if isinstance(block, Payload)
     ]

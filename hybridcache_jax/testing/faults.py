@@ -71,9 +71,9 @@ class Interrupt:
 class FaultyTier(HostTier):
     """A tier in host memory whose reads and stores can go wrong."""
 
-    def __init__(self, plan: CapacityPlan, *, budget: int | str):
+    def __init__(self, plan: CapacityPlan, *, budget: int | str, known_tokens: int = 0):
         """Without faults: works like a ``HostTier``."""
-        super().__init__(plan, budget=budget)
+        super().__init__(plan, budget=budget, known_tokens=known_tokens)
         self._late = 0
         self._error: Exception | None = None
         self._damage: Callable[[Payload], Payload] | None = None

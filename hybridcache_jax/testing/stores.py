@@ -5,17 +5,81 @@ empty store, and leaves it empty.  What happens when a process dies half way thr
 write is for a test that can kill one.
 """
 
+import dataclasses
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 from hybridcache_jax.store.prefix_store import (
     PrefixStore,
     ShortObjectError,
     StoreError,
+    checked_name,
 )
 
 _NAMES = ("top", "packs/0f/0f3a", "records/k/n_1.2-x", "z" * 128, "a/b/c/d/e/f")
 _BAD = ("", "/a", "a/", "a//b", "../a", "a/../b", ".a", "a/.b", "A", "a b", "a\0", "ä")
+
+
+@dataclasses.dataclass
+class MemoryStore:
+    """A :class:`PrefixStore` in a dictionary that can be cut and counts reads.
+
+    Attributes:
+      objects: bytes by name; change them as you like.
+      reads: calls of :meth:`get`.
+      cut: writes that are still done; the next one ends as if the process were killed.
+      error: raised by every call while it is set.
+    """
+
+    objects: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    reads: int = 0
+    cut: int = 10**9
+    error: Exception | None = None
+
+    def put(self, name: str, data: bytes) -> None:
+        """See :class:`PrefixStore`."""
+        self._fail()
+        if self.cut <= 0:
+            raise KeyboardInterrupt
+        self.cut -= 1
+        self.objects[checked_name(name)] = bytes(data)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        """See :class:`PrefixStore`."""
+        self._fail()
+        self.reads += 1
+        data = self.objects.get(checked_name(name))
+        if data is not None and stop is not None and stop > len(data):
+            raise ShortObjectError(f"{name} ends before byte {stop}.")
+        return None if data is None else data[start:stop]
+
+    def names(self, prefix: str) -> list[str]:
+        """See :class:`PrefixStore`."""
+        self._fail()
+        return [name for name in self.objects if name.startswith(prefix)]
+
+    def delete(self, name: str) -> None:
+        """See :class:`PrefixStore`."""
+        self._fail()
+        self.objects.pop(checked_name(name), None)
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class Inline(Executor):
+    """Runs every task where it is submitted, so that a test can be repeated."""
+
+    def submit(self, fn, /, *args, **kwargs) -> Future:
+        """The task has ended when this returns."""
+        future: Future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def check_store(store: PrefixStore, other: PrefixStore) -> None:

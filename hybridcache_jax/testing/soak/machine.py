@@ -19,8 +19,8 @@ from hybridcache_jax.codes import Status
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.observe import MemoryRegistry, Metrics
-from hybridcache_jax.offload.host_tier import tier_bytes
 from hybridcache_jax.offload.loads import Load
+from hybridcache_jax.offload.places import tier_bytes
 from hybridcache_jax.points import Point
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.resume_plan import ResumePlan

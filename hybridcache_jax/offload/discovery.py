@@ -1,0 +1,107 @@
+"""From records to claims: what a store has of a prompt is claimed by the index.
+
+A record that was found is read no further: its blocks get places of the tier, claims
+name those, and a plan that needs them waits for I/O.  What comes is verified then.
+"""
+
+import numpy as np
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.claims import NOTHING, Holds
+from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.offload.stored_blocks import offered
+from hybridcache_jax.offload.whereabouts import Whereabouts
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.rollout import Key
+from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.records import Prefix, find_records
+
+
+class Discovery:
+    """Finds what one store has of prompts, for one ``PrefixCache``."""
+
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        store: PrefixStore,
+        tier: HostTier,
+        index: PrefixIndex,
+        whereabouts: Whereabouts,
+        watch: Watch,
+    ):
+        """Nothing is known of the store yet.
+
+        Args:
+          plan: the plan of the caches.
+          store: where records lie.
+          tier: gives blocks of them places.
+          index: claims them.
+          whereabouts: says what claims call those places.
+          watch: counts lookups that failed, and records that are passed by.
+        """
+        self._plan, self._store, self._tier = plan, store, tier
+        self._index, self._whereabouts, self._watch = index, whereabouts, watch
+
+    def claim(
+        self,
+        key: Key,
+        prefix: Prefix,
+        version: int,
+        holds: Holds,
+        needed: list[np.ndarray],
+    ) -> bool:
+        """Claims what records have of a prompt and no true claim names yet.
+
+        Args:
+          key: under which the index claims it.
+          prefix: the prompt's whole grid units, under the key of its records.
+          version: id of the identity in the facts.
+          holds: tells which claims are true, on the device or outside.
+          needed: per pool, ``[Q]`` bool, places that stay; what is claimed is added.
+
+        Returns:
+          Whether there is a new claim.
+        """
+        try:
+            found = find_records(self._store, prefix)
+        except Exception:  # a store may fail in any way of its own
+            self._watch.lookup_failed()
+            return False
+        self._watch.passed_by(len(found.problems))
+        _, blocks = offered(self._plan.spec, found)
+        known = self._index.lookup(key, prefix.tokens, prefix.contents)
+        columns, epochs, fresh = [], [], False
+        for pool, spec in enumerate(self._plan.spec.pools):
+            size, total = spec.block_tokens, found.length // spec.block_tokens
+            ids, stamps = np.full(total, NOTHING), np.zeros(total, np.int32)
+            claimed = min(len(known.blocks[pool]), total)
+            first = np.arange(claimed, dtype=np.int32) * np.int32(size)
+            there = np.zeros(total, bool)
+            there[:claimed] = holds(
+                pool, known.blocks[pool][:claimed], known.epochs[pool][:claimed], first
+            )
+            for number in np.flatnonzero(~there).tolist():
+                where = blocks.get((pool, number))
+                if where is None or where in self._tier.refused:
+                    continue
+                place = self._tier.claim(
+                    pool,
+                    where,
+                    version=version,
+                    provenance=int(key.provenance),
+                    first=number * size,
+                    needed=needed[pool],
+                )
+                if place is None:
+                    break
+                needed[pool][place] = True
+                ids[number] = self._whereabouts.ids(pool, place)
+                stamps[number] = self._tier.places[pool].epoch[place]
+                fresh = True
+            columns.append(ids)
+            epochs.append(stamps)
+        if fresh:
+            tokens = prefix.tokens[: found.length]
+            self._index.insert(key, tokens, columns, epochs, holds, prefix.contents)
+        return fresh

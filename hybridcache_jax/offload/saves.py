@@ -1,0 +1,280 @@
+"""Prefixes on their way to a store: copied between compiled steps, written beside them.
+
+What is saved is what the index claims.  Each step of a save copies one batch of blocks
+at most; while what was copied before is being written nothing more is, so a slow store
+costs time and no memory.  A block that is lost before its turn ends the save: a record
+is whole or it is not written.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor
+from typing import TypeVar
+
+import numpy as np
+
+from hybridcache_jax import __version__
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.claims import NOTHING, Claims, Holds
+from hybridcache_jax.forms import RULES
+from hybridcache_jax.observe.declarations import SaveEnd
+from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.stored_blocks import Block, offered, required_blocks
+from hybridcache_jax.offload.whereabouts import Whereabouts
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.rollout import Key
+from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store.manifest import BlockPlace
+from hybridcache_jax.store.pack import write_blocks
+from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.records import (
+    PoolBlocks,
+    Prefix,
+    find_records,
+    write_record,
+)
+
+MOST_WAITING = 64
+"""Saves that wait at most; what is published beyond them is not saved."""
+
+# Bytes of blocks that are copied before they are written.
+_PACK_BYTES = 8 * 2**20
+
+# The cache at a step, and which claims of the save's key are true then.
+Moment = tuple[HybridCache, Holds]
+Steps = Generator[None, Moment, SaveEnd]
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Save:
+    """One prefix to be saved.
+
+    Attributes:
+      key: under which the index claims it.
+      prefix: what is written, under the store's own key.
+      wanted: per pool, numbers of the blocks that resuming at its end requires.
+    """
+
+    key: Key
+    prefix: Prefix
+    wanted: tuple[range, ...]
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks that its record names, or those before it."""
+        for pool, numbers in enumerate(self.wanted):
+            for number in numbers:
+                yield pool, number
+
+
+class Saves:
+    """Saves the prefixes of one ``PrefixCache``, one after the other."""
+
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        store: PrefixStore,
+        executor: Executor,
+        index: PrefixIndex,
+        whereabouts: Whereabouts,
+        watch: Watch,
+    ):
+        """Nothing waits.
+
+        Args:
+          plan: the plan of the caches.
+          store: where to.
+          executor: runs what waits for the store.
+          index: says where blocks are.
+          whereabouts: has the blocks, and is told where they lie.
+          watch: counts how saves end.
+        """
+        self._plan, self._store, self._executor = plan, store, executor
+        self._index, self._watch, self._whereabouts = index, watch, whereabouts
+        self._waiting: collections.deque[tuple[Save, Steps]] = collections.deque()
+
+    def __len__(self) -> int:
+        """Saves that have not ended."""
+        return len(self._waiting)
+
+    def add(self, key: Key, prefix: Prefix, claims: Claims, holds: Holds) -> None:
+        """A prefix was published and shall be saved, if all that counts is there.
+
+        Args:
+          key: under which the index claims it.
+          prefix: the same prefix under the key of its records.
+          claims: what the index claims of it.
+          holds: tells which claims are true, on the device or outside.
+        """
+        wanted = self._wanted(claims, holds)
+        if wanted is None:
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._watch.save_ended(SaveEnd.TOO_MANY)
+            return
+        save = Save(key, prefix, wanted)
+        steps = self._steps(save)
+        next(steps)
+        self._waiting.append((save, steps))
+
+    def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
+        """Takes the oldest save a batch further, unless the store is busy with it.
+
+        Args:
+          cache: the cache of this moment.
+          holds_for: gives, for a key, which claims are true on the device or outside.
+        """
+        if not self._waiting:
+            return
+        save, steps = self._waiting[0]
+        try:
+            steps.send((cache, holds_for(save.key)))
+        except StopIteration as done:
+            end = done.value
+        except Exception:  # a store may fail in any way of its own
+            end = SaveEnd.FAILED
+        else:
+            return
+        self._waiting.popleft()
+        self._watch.save_ended(end)
+
+    def give_up(self, dropped: Callable[[Key], bool]) -> None:
+        """Ends the saves of claims that were dropped.
+
+        Args:
+          dropped: whether the claims under a key were.
+        """
+        kept = [each for each in self._waiting if not dropped(each[0].key)]
+        for _ in range(len(self._waiting) - len(kept)):
+            self._watch.save_ended(SaveEnd.LOST)
+        self._waiting = collections.deque(kept)
+
+    def _wanted(self, claims: Claims, holds: Holds) -> tuple[range, ...] | None:
+        """Per pool what a record names; None if a form is missing for good."""
+        wanted = []
+        for number, pool in enumerate(self._plan.spec.pools):
+            blocks = required_blocks(pool, claims.length)
+            some = slice(blocks.start, blocks.stop)
+            ids, epochs = claims.blocks[number][some], claims.epochs[number][some]
+            first = np.array(blocks, np.int32) * np.int32(pool.block_tokens)
+            if not holds(number, ids, epochs, first).all():
+                if RULES[pool.form].grows:
+                    return None
+                # A window that the policy does not keep is replayed.
+                blocks = range(0)
+            wanted.append(blocks)
+        return tuple(wanted)
+
+    def _steps(self, save: Save) -> Steps:
+        """One save from beginning to end; goes on with every moment it is given."""
+        prefix, stop = save.prefix, len(save.prefix.tokens)
+        yield
+        found = yield from self._done(find_records, self._store, prefix)
+        start, places = offered(self._plan.spec, found)
+        if start == stop:
+            self._learn(save, places)
+            return SaveEnd.THERE
+        copied: list[tuple[Block, bytes]] = []
+        for pool, numbers in self._batches(save, places):
+            cache, holds = yield
+            there, data = self._copies(save, cache, holds, pool, numbers)
+            # While it waits it must not keep memory alive that a step donates.
+            del cache, holds
+            if len(there) + len(data) < len(numbers):
+                return SaveEnd.LOST
+            places |= there
+            copied += data
+            if sum(len(data) for _, data in copied) >= _PACK_BYTES:
+                places |= yield from self._written(copied)
+                copied = []
+        places |= yield from self._written(copied)
+        yield from self._done(
+            write_record,
+            self._store,
+            prefix,
+            start,
+            self._parts(save, start, places),
+            library=__version__,
+            age=0,
+        )
+        self._learn(save, places)
+        return SaveEnd.SAVED
+
+    def _done(
+        self, task: Callable[..., T], *args, **options
+    ) -> Generator[None, Moment, T]:
+        """What a task gives that waits for the store."""
+        future = self._executor.submit(task, *args, **options)
+        while not future.done():
+            yield
+        return future.result()
+
+    def _written(
+        self, copied: list[tuple[Block, bytes]]
+    ) -> Generator[None, Moment, dict[Block, BlockPlace]]:
+        """Writes what was copied; where it lies."""
+        numbered = [(number, data) for (_, number), data in copied]
+        places = yield from self._done(write_blocks, self._store, numbered)
+        return dict(zip((block for block, _ in copied), places, strict=True))
+
+    def _batches(
+        self, save: Save, places: dict[Block, BlockPlace]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Blocks that the store does not have, as many as are copied at once."""
+        most = self._plan.staging_blocks
+        for pool in range(len(save.wanted)):
+            missing = [n for n in save.wanted[pool] if (pool, n) not in places]
+            for start in range(0, len(missing), most):
+                yield pool, missing[start : start + most]
+
+    def _copies(
+        self,
+        save: Save,
+        cache: HybridCache,
+        holds: Holds,
+        pool: int,
+        numbers: list[int],
+    ) -> tuple[dict[Block, BlockPlace], list[tuple[Block, bytes]]]:
+        """A batch of blocks: where they lie in the store, or their bytes.
+
+        A block that is in neither is lost.
+        """
+        claims = self._index.lookup(save.key, save.prefix.tokens, save.prefix.contents)
+        numbers = [n for n in numbers if n < len(claims.blocks[pool])]
+        ids, epochs = claims.blocks[pool][numbers], claims.epochs[pool][numbers]
+        size = self._plan.spec.pools[pool].block_tokens
+        first = np.array(numbers, np.int32) * np.int32(size)
+        good = np.flatnonzero(holds(pool, ids, epochs, first))
+        there, here = {}, []
+        for at in good.tolist():
+            place = self._whereabouts.stored(pool, int(ids[at]), int(epochs[at]))
+            if place is None:
+                here.append(at)
+            else:
+                there[pool, numbers[at]] = place
+        data = self._whereabouts.copies(cache, pool, ids[here])
+        blocks = [(pool, numbers[at]) for at in here]
+        return there, list(zip(blocks, data, strict=True))
+
+    def _parts(
+        self, save: Save, start: int, places: dict[Block, BlockPlace]
+    ) -> list[PoolBlocks]:
+        """What the record names: of the history what lies behind ``start``."""
+        parts = []
+        for number, pool in enumerate(self._plan.spec.pools):
+            begin = start // pool.block_tokens if RULES[pool.form].grows else 0
+            own = [n for n in save.wanted[number] if n >= begin]
+            parts.append(PoolBlocks(pool, [(n, places[number, n]) for n in own]))
+        return parts
+
+    def _learn(self, save: Save, places: dict[Block, BlockPlace]) -> None:
+        """Remembers of what is claimed now where it lies in the store."""
+        claims = self._index.lookup(save.key, save.prefix.tokens, save.prefix.contents)
+        for pool, number in save.blocks():
+            if number < len(claims.blocks[pool]) and (pool, number) in places:
+                block = int(claims.blocks[pool][number])
+                epoch = int(claims.epochs[pool][number])
+                if block != NOTHING:
+                    where = places[pool, number]
+                    self._whereabouts.lies(pool, block, epoch, where)

@@ -1,0 +1,134 @@
+"""One ``PrefixCache`` and one store: what is looked up there, and what is saved."""
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+import numpy as np
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.claims import Claims, Holds
+from hybridcache_jax.codes import Reason
+from hybridcache_jax.contents import Contents
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.discovery import Discovery
+from hybridcache_jax.offload.fetches import Fetches
+from hybridcache_jax.offload.outer import Outer
+from hybridcache_jax.offload.saves import Saves
+from hybridcache_jax.prefix_index import PrefixIndex
+from hybridcache_jax.rollout import Key, Scope
+from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store import trust
+from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.records import Prefix
+
+
+class StoreLink:
+    """Discovery, saves and fetches of one ``PrefixCache`` in one store.
+
+    Attributes:
+      saves: prefixes on their way to the store.
+    """
+
+    def __init__(
+        self,
+        plan: CapacityPlan,
+        store: PrefixStore,
+        executor: Executor,
+        index: PrefixIndex,
+        outer: Outer,
+        watch: Watch,
+    ):
+        """Nothing is asked of the store yet.
+
+        Args:
+          plan: the plan of the caches.
+          store: the store.
+          executor: runs what waits for it, between and beside compiled steps.
+          index: its claims name what the store has.
+          outer: its tier has places for that, and reads it.
+          watch: counts what happens.
+        """
+        self._plan, self._store = plan, store
+        self._outer, self._watch = outer, watch
+        where = outer.whereabouts
+        outer.tier.reader = Fetches(plan, store, executor)
+        self.saves = Saves(plan, store, executor, index, where, watch)
+        self._discovery = Discovery(plan, store, outer.tier, index, where, watch)
+        # Producers that could not be given up in the store, for want of it.
+        self._unused: set[Identity] = set()
+
+    def discover(
+        self,
+        key: Key,
+        tokens: np.ndarray,
+        contents: Contents,
+        version: int,
+        holds: Holds,
+        now: int,
+    ) -> bool:
+        """Claims what the store has of a prompt: see :meth:`Discovery.claim`.
+
+        Args:
+          key: under which the index claims it.
+          tokens: ``[n]`` int32, whole grid units.
+          contents: what some of them stand for.
+          version: id of the identity in the facts.
+          holds: tells which claims are true, on the device or outside.
+          now: the cache's clock.
+        """
+        prefix = self._prefix(key, tokens, contents)
+        if prefix is None:
+            return False
+        pools = range(len(self._plan.blocks))
+        needed = [self._outer.needed_places(pool, now) for pool in pools]
+        return self._discovery.claim(key, prefix, version, holds, needed)
+
+    def published(
+        self, key: Key, claims: Claims, contents: Contents, holds: Holds
+    ) -> None:
+        """What was published shall be saved.
+
+        Args:
+          key: under which the index claims it.
+          claims: what is claimed.
+          contents: what some of its tokens stand for.
+          holds: tells which claims are true, on the device or outside.
+        """
+        prefix = self._prefix(key, claims.tokens, contents)
+        if prefix is not None and len(prefix.tokens):
+            self.saves.add(key, prefix, claims, holds)
+
+    def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
+        """See :meth:`Saves.step`."""
+        self.saves.step(cache, holds_for)
+
+    def give_up(self, identity: Identity) -> None:
+        """What a producer stored so far is not found again, by any process.
+
+        Args:
+          identity: the producer; its namespace does not matter.
+        """
+        try:
+            trust.give_up(self._store, identity)
+        except Exception:  # a store may fail in any way of its own
+            self._unused.add(identity.within(None))
+            self._watch.lookup_failed()
+
+    def _prefix(self, key: Key, tokens: np.ndarray, contents: Contents):
+        """Tokens under the key of their records; None if they have none."""
+        producer = key.identity.within(None)
+        # A request does not outlive the process, and nobody else may read it.
+        private = key.scope <= Scope.REQUEST or key.reason != Reason.OK
+        if private or producer in self._unused:
+            return None
+        try:
+            generation = trust.generation(self._store, producer)
+        except Exception:  # a store may fail in any way of its own
+            self._watch.lookup_failed()
+            return None
+        stored = dataclasses.replace(key, generation=generation)
+        grid = self._plan.spec.grid
+        whole = len(tokens) - len(tokens) % grid
+        return Prefix(stored, tokens[:whole], contents.before(whole), grid)

@@ -1,0 +1,91 @@
+"""Where the blocks that claims name lie: on the device, in memory, in a store."""
+
+import numpy as np
+
+from hybridcache_jax.capacity import CapacityPlan
+from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.offload.transfer import Transfer
+from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store.manifest import BlockPlace
+
+
+class Whereabouts:
+    """Of the blocks and places of one ``PrefixCache``.
+
+    What lies in the store is known of a block as long as its epoch is the same; for a
+    place of the tier the tier knows it.
+    """
+
+    def __init__(self, plan: CapacityPlan, tier: HostTier, transfer: Transfer):
+        """Nothing lies in a store.
+
+        Args:
+          plan: the plan of the caches.
+          tier: has the places.
+          transfer: copies blocks from the device.
+        """
+        self._plan, self._tier, self._transfer = plan, tier, transfer
+        # By pool and block; one epoch of each, so no more than there are blocks.
+        self._stored: list[dict[int, tuple[int, BlockPlace]]] = [
+            {} for _ in plan.blocks
+        ]
+
+    def ids(self, pool: int, places) -> np.ndarray:
+        """What claims call places of the tier."""
+        return np.asarray(places, np.int32) + np.int32(self._plan.blocks[pool] + 1)
+
+    def places(self, pool: int, ids: np.ndarray) -> np.ndarray:
+        """Places of the tier by what claims call them; negative for blocks."""
+        return ids - (self._plan.blocks[pool] + 1)
+
+    def stored(self, pool: int, block: int, epoch: int) -> BlockPlace | None:
+        """Where in the store a block lies that is claimed, and still there; or None.
+
+        Args:
+          pool: index of the pool.
+          block: what claims call it.
+          epoch: its epoch.
+        """
+        place = block - (self._plan.blocks[pool] + 1)
+        if place >= 0:
+            return self._tier.where(pool, place)
+        seen, where = self._stored[pool].get(block, (-1, None))
+        return where if seen == epoch else None
+
+    def lies(self, pool: int, block: int, epoch: int, where: BlockPlace) -> None:
+        """A block lies in the store, too.
+
+        Args:
+          pool: index of the pool.
+          block: what claims call it; one that there is.
+          epoch: its epoch.
+          where: in the store.
+        """
+        place = block - (self._plan.blocks[pool] + 1)
+        if place < 0:
+            self._stored[pool][block] = epoch, where
+        elif self._tier.places[pool].epoch[place] == epoch:
+            self._tier.lies(pool, place, where)
+
+    def copies(self, cache: HybridCache, pool: int, ids: np.ndarray) -> list[bytes]:
+        """The bytes of blocks, as ``Payload.data`` gives them.
+
+        Args:
+          cache: the cache of this moment.
+          pool: index of the pool.
+          ids: ``[n]`` int32 what claims call them, ``n <= K``; all of them are there,
+            none in the store.
+        """
+        places, found = self.places(pool, ids), {}
+        here = ids[places < 0]
+        if len(here):
+            planes = sorted(self._transfer.take(cache, pool, here).items())
+            for at, block in enumerate(here.tolist()):
+                parts = (plane[:, at].tobytes() for _, plane in planes)
+                found[block] = b"".join(parts)
+        for block, place in zip(ids.tolist(), places.tolist(), strict=True):
+            if place >= 0:
+                payload = self._tier.read(pool, place)
+                assert payload is not None  # it lies in memory
+                found[block] = payload.data()
+        return [found[block] for block in ids.tolist()]

@@ -1,0 +1,84 @@
+"""The store of a ``PrefixCache``: what is saved to it and looked up there."""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from hybridcache_jax.codes import Verdict
+from hybridcache_jax.host_facts import HostFacts
+from hybridcache_jax.prefix_room import RoomMethods
+from hybridcache_jax.resume_plan import ResumePlan
+from hybridcache_jax.state import HybridCache
+from hybridcache_jax.upkeep import ANYWHERE
+
+# Seconds between two looks at a store that is busy.
+_PAUSE = 0.001
+
+
+class SaveMethods(RoomMethods):
+    """Prefixes that outlive the process."""
+
+    @property
+    def saving(self) -> int:
+        """Published prefixes that are not saved yet; 0 without a store."""
+        return 0 if self._link is None else len(self._link.saves)
+
+    def flush(
+        self,
+        cache: HybridCache,
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> HybridCache:
+        """Polls until everything that was published is saved, or has failed.
+
+        Args:
+          cache: the cache; its memory is donated, go on from the one returned.
+          progress: called with :attr:`saving` whenever a save ended.
+
+        Raises:
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        left = self.saving
+        while left:
+            cache, _ = self.poll(cache)
+            if self.saving == left:
+                time.sleep(_PAUSE)
+                continue
+            left = self.saving
+            if progress is not None:
+                progress(left)
+        return cache
+
+    def close(self) -> None:
+        """Ends the threads that wait for the store, when what they do is done.
+
+        Nothing is saved or loaded from there afterwards; :meth:`flush` first.
+        """
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _discovered(
+        self, cache: HybridCache, facts: HostFacts, plan: ResumePlan, ids: np.ndarray
+    ) -> bool:
+        """Whether the store has something of a prompt that is claimed only now."""
+        if self._link is None:
+            return False
+        grid, key, contents = self.plan.spec.grid, plan.key, plan.contents
+        whole = min(self._index.storable(ids, contents), len(ids) - 1)
+        whole -= whole % grid
+        # What can be had already is not asked for.
+        if plan.length >= whole and plan.verdict in (
+            Verdict.RESUMABLE,
+            Verdict.NEEDS_IO,
+        ):
+            return False
+        return self._link.discover(
+            key,
+            ids[:whole],
+            contents,
+            self._version(key.identity),
+            self._upkeep.holds(facts, key, ANYWHERE),
+            int(cache.clock),
+        )

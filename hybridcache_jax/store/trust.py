@@ -1,0 +1,49 @@
+"""Which records of a producer count: those written since it was last given up.
+
+When a producer's reuse is narrowed, because a hit was wrong or an operator says so, its
+records stay where they are and are not found any more, by any process: the number of
+times that has happened is part of every key.  A mark is an object of its own, so that
+no writer waits for another.
+"""
+
+from hybridcache_jax.identity import Identity
+from hybridcache_jax.store.prefix_store import PrefixStore
+
+FOLDER = "given-up"
+
+
+def generation(store: PrefixStore, identity: Identity) -> int:
+    """How often the records of a producer were given up, in all namespaces.
+
+    Args:
+      store: the store.
+      identity: the producer; its namespace does not matter.
+
+    Raises:
+      StoreError: if the store fails.
+    """
+    prefix = _folder(identity)
+    marks = (name.removeprefix(prefix) for name in store.names(prefix))
+    return max((int(mark) for mark in marks if mark.isdecimal()), default=0)
+
+
+def give_up(store: PrefixStore, identity: Identity) -> int:
+    """No record of a producer that was written so far is found again.
+
+    Args:
+      store: the store.
+      identity: the producer; its namespace does not matter.
+
+    Returns:
+      The generation from here on; two processes that give up at once may share it.
+
+    Raises:
+      StoreError: if the store fails; its records are still found then.
+    """
+    now = generation(store, identity) + 1
+    store.put(f"{_folder(identity)}{now}", b"")
+    return now
+
+
+def _folder(identity: Identity) -> str:
+    return f"{FOLDER}/{identity.within(None).digest}/"
