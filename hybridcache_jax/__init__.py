@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.view import begin_step as begin_step
     from hybridcache_jax.view import end_step as end_step
 
-__version__ = "0.1.0"
+from hybridcache_jax._version import __version__ as __version__
 
 _HOME = {
     "CacheSpec": "spec",

@@ -9,7 +9,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 LIBRARY = ROOT / "hybridcache_jax"
 # What everybody may use, wherever it stands in the list.
-COMMON = ("errors", "_typing", "_whole", "_compat", "_indexing")
+COMMON = ("errors", "_typing", "_whole", "_compat", "_indexing", "_version")
 # Entry points: everything comes together there.
 ENTRIES = ("__init__", "__main__")
 

@@ -98,6 +98,16 @@ lookup, and reuses nothing.  So these sums hold:
         counter, bytes: Their size.
     hybridcache_load_failures_total{stage}
         counter, loads: Loads from an outer tier that failed, by stage.
+    hybridcache_saves_total{end}
+        counter, saves: Published prefixes that were to be saved to a store, by how that
+        ended: saved; there already; lost, because a block went before its turn or the
+        scope changed; too_many waited; failed in the store.
+    hybridcache_store_lookup_failures_total
+        counter, lookups: Times a store failed to say what it has; each counts as a miss
+        there.
+    hybridcache_records_passed_by_total
+        counter, records: Records of a store that were found and are damaged, foreign or
+        unreadable.
     hybridcache_shadow_sampled_total
         counter, hits: Hits that were chosen to be computed again.
     hybridcache_shadow_compared_total

@@ -1,10 +1,18 @@
 """Outer tiers: what leaves device memory and comes back, verified or not at all.
 
-``payload``    what one block looks like outside, sealed with a digest
-``host_tier``  places in host memory: bounded, with facts of their own
-``transfer``   blocks between device memory and payloads, in compiled calls
-``loads``      what is asked back, from the request to the registration
-``outer``      all of it for one ``PrefixCache``
+``payload``       what one block looks like outside, sealed with a digest
+``places``        facts about what is held outside, and what they cost
+``host_tier``     places in host memory, or of blocks that lie in a store: bounded
+``transfer``      blocks between device memory and payloads, in compiled calls
+``whereabouts``   where the blocks that claims name lie
+``moves_out``     from the device to the tier, between the phases of an eviction
+``loads``         what is asked back, from the request to the registration
+``outer``         loads of one ``PrefixCache``
+``stored_blocks`` which blocks records offer
+``fetches``       blocks on their way from a store
+``discovery``     from records to claims
+``saves``         from claims to records
+``store_link``    one ``PrefixCache`` and one store
 
 A block of an outer tier is a *place*.  Claims name it like a block, by a number past
 the pool's own and by an epoch; facts about it say ``ON_DISK`` and ``ON_DISK_PREFIX``,

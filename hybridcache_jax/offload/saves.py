@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hybridcache_jax import __version__
+from hybridcache_jax._version import __version__
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.claims import NOTHING, Claims, Holds
 from hybridcache_jax.forms import RULES

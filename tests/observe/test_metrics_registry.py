@@ -11,7 +11,7 @@ from hybridcache_jax import observe
 from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import Remedy
 from hybridcache_jax.matching import make_cold_plan
-from hybridcache_jax.observe.declarations import PREFIX, Where, Why, describe
+from hybridcache_jax.observe.declarations import PREFIX, SaveEnd, Where, Why, describe
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.resume_plan import FormReport
 from hybridcache_jax.rollout import Key, Scope
@@ -69,6 +69,9 @@ def everything(metrics):
     metrics.store_failed(hc.Form.FULL_KV)
     metrics.loaded(hc.Form.FULL_KV, 1, 32)
     metrics.load_failed(LoadStage.DIGEST)
+    metrics.save_ended(SaveEnd.LOST)
+    metrics.lookup_failed()
+    metrics.passed_by(2)
     metrics.shadow_sampled()
     metrics.shadow_compared(equal=True)
     metrics.shadow_compared(equal=False)
@@ -124,6 +127,9 @@ WANT = {
     ("loaded_blocks_total", "FULL_KV"): 1,
     ("loaded_bytes_total", "FULL_KV"): 32,
     ("load_failures_total", "digest"): 1,
+    ("saves_total", "lost"): 1,
+    ("store_lookup_failures_total",): 1,
+    ("records_passed_by_total",): 2,
     ("shadow_sampled_total",): 1,
     ("shadow_compared_total",): 2,
     ("shadow_mismatches_total",): 1,

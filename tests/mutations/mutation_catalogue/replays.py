@@ -98,9 +98,9 @@ REPLAYS = (
     ),
     Mutation(
         "claims-of-a-tier-not-paid-for",
-        "offload/host_tier.py",
-        "return places + plan.index_bytes(grids * plan.spec.grid)",
-        "return places",
+        "offload/places.py",
+        "return blocks + sum(total) * _FACT_BYTES + claims",
+        "return blocks + sum(total) * _FACT_BYTES",
         "the index grows beyond what the tier's budget says",
         (
             "tests/faults/test_tier_limits.py::"
