@@ -17,6 +17,7 @@ import numpy as np
 from hybridcache_jax._version import __version__
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.claims import NOTHING, Claims, Holds
+from hybridcache_jax.contents import Contents
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.observe.declarations import SaveEnd
 from hybridcache_jax.observe.watch import Watch
@@ -30,10 +31,10 @@ from hybridcache_jax.store.pack import write_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import (
     PoolBlocks,
-    Prefix,
     find_records,
     write_record,
 )
+from hybridcache_jax.store.trust import stored_prefix
 
 MOST_WAITING = 64
 """Saves that wait at most; what is published beyond them is not saved."""
@@ -53,12 +54,14 @@ class Save:
 
     Attributes:
       key: under which the index claims it.
-      prefix: what is written, under the store's own key.
+      tokens: ``[n]`` int32, whole grid units.
+      contents: what some of them stand for.
       wanted: per pool, numbers of the blocks that resuming at its end requires.
     """
 
     key: Key
-    prefix: Prefix
+    tokens: np.ndarray
+    contents: Contents
     wanted: tuple[range, ...]
 
     def blocks(self) -> Iterator[Block]:
@@ -98,13 +101,13 @@ class Saves:
         """Saves that have not ended."""
         return len(self._waiting)
 
-    def add(self, key: Key, prefix: Prefix, claims: Claims, holds: Holds) -> None:
+    def add(self, key: Key, claims: Claims, contents: Contents, holds: Holds) -> None:
         """A prefix was published and shall be saved, if all that counts is there.
 
         Args:
           key: under which the index claims it.
-          prefix: the same prefix under the key of its records.
           claims: what the index claims of it.
+          contents: what some of its tokens stand for.
           holds: tells which claims are true, on the device or outside.
         """
         wanted = self._wanted(claims, holds)
@@ -113,7 +116,7 @@ class Saves:
         if len(self._waiting) >= MOST_WAITING:
             self._watch.save_ended(SaveEnd.TOO_MANY)
             return
-        save = Save(key, prefix, wanted)
+        save = Save(key, claims.tokens, contents, wanted)
         steps = self._steps(save)
         next(steps)
         self._waiting.append((save, steps))
@@ -168,11 +171,18 @@ class Saves:
 
     def _steps(self, save: Save) -> Steps:
         """One save from beginning to end; goes on with every moment it is given."""
-        prefix, stop = save.prefix, len(save.prefix.tokens)
         yield
+        prefix = yield from self._done(
+            stored_prefix,
+            self._store,
+            save.key,
+            save.tokens,
+            save.contents,
+            self._plan.spec.grid,
+        )
         found = yield from self._done(find_records, self._store, prefix)
         start, places = offered(self._plan.spec, found)
-        if start == stop:
+        if start == len(save.tokens):
             self._learn(save, places)
             return SaveEnd.THERE
         copied: list[tuple[Block, bytes]] = []
@@ -240,7 +250,7 @@ class Saves:
 
         A block that is in neither is lost.
         """
-        claims = self._index.lookup(save.key, save.prefix.tokens, save.prefix.contents)
+        claims = self._index.lookup(save.key, save.tokens, save.contents)
         numbers = [n for n in numbers if n < len(claims.blocks[pool])]
         ids, epochs = claims.blocks[pool][numbers], claims.epochs[pool][numbers]
         size = self._plan.spec.pools[pool].block_tokens
@@ -270,7 +280,7 @@ class Saves:
 
     def _learn(self, save: Save, places: dict[Block, BlockPlace]) -> None:
         """Remembers of what is claimed now where it lies in the store."""
-        claims = self._index.lookup(save.key, save.prefix.tokens, save.prefix.contents)
+        claims = self._index.lookup(save.key, save.tokens, save.contents)
         for pool, number in save.blocks():
             if number < len(claims.blocks[pool]) and (pool, number) in places:
                 block = int(claims.blocks[pool][number])

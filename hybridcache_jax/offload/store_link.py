@@ -1,6 +1,5 @@
 """One ``PrefixCache`` and one store: what is looked up there, and what is saved."""
 
-import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Executor
 
@@ -21,7 +20,6 @@ from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store import trust
 from hybridcache_jax.store.prefix_store import PrefixStore
-from hybridcache_jax.store.records import Prefix
 
 
 class StoreLink:
@@ -78,8 +76,14 @@ class StoreLink:
           holds: tells which claims are true, on the device or outside.
           now: the cache's clock.
         """
-        prefix = self._prefix(key, tokens, contents)
-        if prefix is None:
+        if not self._uses(key):
+            return False
+        try:
+            prefix = trust.stored_prefix(
+                self._store, key, tokens, contents, self._plan.spec.grid
+            )
+        except Exception:  # a store may fail in any way of its own
+            self._watch.lookup_failed()
             return False
         pools = range(len(self._plan.blocks))
         needed = [self._outer.needed_places(pool, now) for pool in pools]
@@ -96,9 +100,8 @@ class StoreLink:
           contents: what some of its tokens stand for.
           holds: tells which claims are true, on the device or outside.
         """
-        prefix = self._prefix(key, claims.tokens, contents)
-        if prefix is not None and len(prefix.tokens):
-            self.saves.add(key, prefix, claims, holds)
+        if self._uses(key) and claims.length:
+            self.saves.add(key, claims, contents, holds)
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """See :meth:`Saves.step`."""
@@ -116,19 +119,8 @@ class StoreLink:
             self._unused.add(identity.within(None))
             self._watch.lookup_failed()
 
-    def _prefix(self, key: Key, tokens: np.ndarray, contents: Contents):
-        """Tokens under the key of their records; None if they have none."""
-        producer = key.identity.within(None)
+    def _uses(self, key: Key) -> bool:
+        """Whether what is claimed under a key has records."""
         # A request does not outlive the process, and nobody else may read it.
-        private = key.scope <= Scope.REQUEST or key.reason != Reason.OK
-        if private or producer in self._unused:
-            return None
-        try:
-            generation = trust.generation(self._store, producer)
-        except Exception:  # a store may fail in any way of its own
-            self._watch.lookup_failed()
-            return None
-        stored = dataclasses.replace(key, generation=generation)
-        grid = self._plan.spec.grid
-        whole = len(tokens) - len(tokens) % grid
-        return Prefix(stored, tokens[:whole], contents.before(whole), grid)
+        shared = key.scope > Scope.REQUEST and key.reason == Reason.OK
+        return shared and key.identity.within(None) not in self._unused

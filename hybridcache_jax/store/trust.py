@@ -6,8 +6,15 @@ times that has happened is part of every key.  A mark is an object of its own, s
 no writer waits for another.
 """
 
+import dataclasses
+
+import numpy as np
+
+from hybridcache_jax.contents import Contents
 from hybridcache_jax.identity import Identity
+from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.records import Prefix
 
 FOLDER = "given-up"
 
@@ -25,6 +32,26 @@ def generation(store: PrefixStore, identity: Identity) -> int:
     prefix = _folder(identity)
     marks = (name.removeprefix(prefix) for name in store.names(prefix))
     return max((int(mark) for mark in marks if mark.isdecimal()), default=0)
+
+
+def stored_prefix(
+    store: PrefixStore, key: Key, tokens: np.ndarray, contents: Contents, grid: int
+) -> Prefix:
+    """Tokens under the key of the records that count for them now.
+
+    Args:
+      store: the store.
+      key: under which an index claims them; nothing else of it is changed.
+      tokens: ``[n]`` int32, whole grid units.
+      contents: what some of them stand for.
+      grid: tokens of a grid unit.
+
+    Raises:
+      StoreError: if the store fails.
+    """
+    now = generation(store, key.identity)
+    stored = dataclasses.replace(key, generation=now)
+    return Prefix(stored, tokens, contents.before(len(tokens)), grid)
 
 
 def give_up(store: PrefixStore, identity: Identity) -> int:

@@ -20,6 +20,8 @@ class Saved(toy.Session):
         self.options = {"budget": budget, "known": known, **options}
         super().__init__(
             some,
+            # A load donates it, and the model's own is everybody's.
+            hc.init(some.plan),
             tier=self.tier,
             store=self.objects,
             metrics=hc.Metrics(self.registry),
@@ -42,6 +44,11 @@ class Saved(toy.Session):
         """How saves ended, by how many."""
         samples = self.registry.snapshot()["hybridcache_saves_total"]["samples"]
         return {sample["labels"]["end"]: sample["value"] for sample in samples}
+
+    def total(self, name):
+        """A counter over all its labels."""
+        samples = self.registry.snapshot()[f"hybridcache_{name}"]["samples"]
+        return sum(sample["value"] for sample in samples)
 
     def load(self, tokens):
         """Asks for what a prompt waits for; how that stands after two polls."""

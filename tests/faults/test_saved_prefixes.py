@@ -1,22 +1,40 @@
 """What was published is in the store; another process resumes it, or says why not."""
 
+import itertools
+
+import jax
+import numpy as np
 import pytest
 import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from saved import Saved
 
+import hybridcache_jax as hc
 from hybridcache_jax import Verdict
+from hybridcache_jax.offload import saves
+from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.store.prefix_store import StoreError
+from hybridcache_jax.testing.stores import MemoryStore
 
 P = list(toy.P)
 CHAT = [*P, 9, 7, 9, 3]
+OTHER = [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]
+
+
+def stored(some, prompt=CHAT, store=None, **options):
+    """A session that has published a prompt, and saved it."""
+    session = Saved(some, store, **options)
+    session.store(prompt, each=True)
+    session.save()
+    return session
 
 
 @pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
 def test_another_process_resumes_what_was_stored(name):
-    first = Saved(toy.EVERY_KIND[name]())
-    first.store(CHAT, each=True)
+    first = stored(toy.EVERY_KIND[name]())
     ready = first.match([*CHAT, 0])
     assert ready.verdict == Verdict.RESUMABLE
-    first.save()
     assert set(first.ends()) <= {"saved", "there"}
     second = first.restarted()
     waits = second.match([*CHAT, 0])
@@ -24,5 +42,299 @@ def test_another_process_resumes_what_was_stored(name):
     assert second.load([*CHAT, 0]).ready
     again = second.match([*CHAT, 0])
     assert (again.verdict, again.length) == (Verdict.RESUMABLE, ready.length)
-    plan = second.answer([*CHAT, 0])
-    assert plan.start == ready.length
+    assert second.answer([*CHAT, 0]).start == ready.length
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["store", "store", "save", "poll", "evict", "restart", "answer", "flip"]
+        ),
+        st.integers(0, 30),
+    ),
+    min_size=4,
+    max_size=10,
+)
+
+
+@pytest.mark.kind("K13")
+@pytest.mark.on_disk("K13")
+@pytest.mark.parametrize("name", toy.marked(toy.EVERY_KIND, "fine"))
+@settings(max_examples=6)
+@given(acts=ACTS, tight=st.booleans(), cuts=st.lists(st.integers(0, 5), max_size=2))
+def test_whatever_happens_to_a_store_every_answer_is_a_cold_runs(
+    name, acts, tight, cuts
+):
+    """Saves cut short, bits flipped, evictions and restarts, in any order."""
+    some = toy.EVERY_KIND[name]()
+    budget = grids(some, 2, 64) if tight else "1MiB"
+    session = Saved(some, budget=budget)
+    prompts = (CHAT, [*P[:8], 0, 0, 0, 0, 5], OTHER)
+    for act, number in acts:
+        prompt = prompts[number % 3]
+        if act == "store":
+            session.store(prompt, each=bool(number % 2))
+        elif act == "save":
+            if cuts:
+                session.objects.cut = cuts.pop()
+            try:
+                session.save()
+            except KeyboardInterrupt:
+                session.objects.cut = 10**9
+                session = session.restarted()
+        elif act == "poll":
+            cache, _ = session.prefixes.poll(session.cache)
+            session.put(cache)
+        elif act == "evict":
+            session.move_out()
+        elif act == "restart":
+            session = session.restarted()
+        elif act == "flip" and session.objects.objects:
+            names = sorted(session.objects.objects)
+            flip(session.objects, names[number % len(names)], number)
+        elif act == "answer":
+            session.answer([*prompt, number % 10])
+
+
+def grids(some, count, known):
+    """Bytes of a tier for so many grid units in memory, and places for some more."""
+    plan, total = some.plan, count * some.grid + known
+    total = -(-total // some.grid) * some.grid
+    held = sum(
+        pool.block_bytes * plan.stored_blocks(number, count * some.grid)
+        for number, pool in enumerate(plan.spec.pools)
+    )
+    places = sum(plan.stored_blocks(n, total) for n in range(len(plan.spec.pools)))
+    return held + 48 * places + plan.index_bytes(total)
+
+
+def flip(store, name, bit):
+    """One bit of an object is another."""
+    data = bytearray(store.objects[name])
+    if data:
+        data[bit * 7919 // 8 % len(data)] ^= 1 << bit % 8
+        store.objects[name] = bytes(data)
+
+
+def test_b41_a_namespace_finds_its_own_prefixes_in_the_store_and_no_other():
+    some = toy.fine()
+    first = Saved(some)
+    tenants = {name: some.identity.within(name) for name in ("a", "b", "")}
+    some_prompt = [*CHAT, 0]
+
+    def match(session, tenant):
+        identity = tenants[tenant]
+        return session.prefixes.match(session.cache, some_prompt, identity)
+
+    lease = first.acquire(first.prefixes.match(first.cache, CHAT, tenants["a"]))
+    first.feed(lease, CHAT)
+    first.release(lease)
+    first.save()
+    second = first.restarted()
+    for tenant in ("b", ""):
+        before = second.objects.reads
+        assert match(second, tenant).verdict == Verdict.NEEDS_FULL_RECOMPUTE
+        assert second.objects.reads == before
+    assert match(second, "a").verdict == Verdict.NEEDS_IO
+    assert hc.Identity("w", "c", "l", namespace="") == hc.Identity("w", "c", "l")
+
+
+@pytest.mark.parametrize("scope", ["request", "session", "namespace", "global", "off"])
+def test_the_scope_decides_who_finds_a_record(scope):
+    some = toy.fine()
+    first = Saved(some, policy=hc.ReusePolicy(scope))
+
+    def match(session, request, of, namespace):
+        return session.prefixes.match(
+            session.cache,
+            [*CHAT, 0],
+            some.identity.within(namespace),
+            request=request,
+            session=of,
+        ).verdict
+
+    mine = some.identity.within("a")
+    plan = first.prefixes.match(first.cache, CHAT, mine, request="r", session="s")
+    lease = first.acquire(plan)
+    first.feed(lease, CHAT)
+    first.release(lease)
+    first.save()
+    assert bool(first.objects.objects) == (scope not in ("off", "request"))
+    second = first.restarted()
+    found = {
+        who: match(second, *who) == Verdict.NEEDS_IO
+        for who in itertools.product(("r", "q"), ("s", "t"), ("a", "b"))
+    }
+    assert found == {
+        (request, of, namespace): scope == "global"
+        or (scope == "namespace" and namespace == "a")
+        or (scope == "session" and (of, namespace) == ("s", "a"))
+        for request, of, namespace in found
+    }
+
+
+def test_records_of_a_producer_that_was_narrowed_are_found_by_nobody():
+    first = stored(toy.fine())
+    second, third = first.restarted(), first.restarted()
+    assert second.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
+    second.prefixes.set_scope(second.model.identity, "request")
+    for session in (second, third, third.restarted()):
+        assert session.match([*CHAT, 0]).verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    # What is stored from then on is found again.
+    second.prefixes.set_scope(second.model.identity, "namespace")
+    second.store(CHAT)
+    second.save()
+    assert third.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
+
+
+def test_a_store_that_cannot_note_it_is_not_used_for_that_producer_again():
+    first = stored(toy.fine())
+    second = first.restarted()
+    second.objects.error = StoreError("no way there")
+    second.prefixes.set_scope(second.model.identity, "request")
+    second.objects.error = None
+    second.prefixes.set_scope(second.model.identity, "namespace")
+    assert second.match([*CHAT, 0]).verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    second.store(CHAT)
+    assert second.prefixes.saving == 0
+
+
+def test_a_store_that_fails_costs_reuse_and_nothing_else():
+    first = stored(toy.fine())
+    session = first.restarted()
+    session.objects.error = StoreError("no way there")
+    session.answer([*CHAT, 0])
+    session.store(CHAT)
+    session.save()
+    assert session.ends() == {"failed": 1}
+    assert session.total("store_lookup_failures_total") > 0
+    # Once it is back it is of use again.
+    session.objects.error = None
+    third = first.restarted()
+    plan = third.match([*CHAT, 0])
+    third.objects.error = StoreError("no way there")
+    load = third.prefixes.load(third.cache, plan)
+    before = jax.tree.map(np.array, (third.cache.pools, third.cache.tables))
+    cache, (report,) = third.prefixes.poll(third.cache)
+    third.put(cache)
+    assert (report.load, report.stage, report.failed) == (load, LoadStage.READ, True)
+    assert "no way there" in report.why
+    after = jax.tree.map(np.array, (third.cache.pools, third.cache.tables))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    third.objects.error = None
+    assert third.load([*CHAT, 0]).ready
+    assert third.answer([*CHAT, 0]).start == plan.length
+
+
+def test_a_block_that_is_damaged_fails_one_load_and_is_not_asked_for_again():
+    first = stored(toy.fine())
+    second = first.restarted()
+    ready = second.match([*CHAT, 0])
+    for name in second.objects.names("packs/"):
+        flip(second.objects, name, 3)
+    report = second.load([*CHAT, 0])
+    assert (report.failed, report.stage) == (True, LoadStage.READ)
+    assert "no longer has" in report.why
+    for _ in range(5):
+        plan = second.match([*CHAT, 0])
+        if plan.verdict != Verdict.NEEDS_IO:
+            break
+        assert plan.length <= ready.length
+        second.load([*CHAT, 0])
+    assert plan.verdict != Verdict.NEEDS_IO
+    second.answer([*CHAT, 0])
+
+
+def test_what_is_longer_than_host_memory_comes_back_from_the_store():
+    some = toy.fine()
+    first = stored(some)
+    ready = first.match([*CHAT, 0])
+    second = first.restarted(budget=grids(some, 1, 64))
+    assert second.match([*CHAT, 0]).length == ready.length
+    assert second.answer([*CHAT, 0]).start == ready.length
+    # Evicted again, most of it has no memory outside and is led to the store.
+    second.move_out()
+    held = second.tier.nbytes
+    assert (
+        0
+        < held
+        <= sum(
+            pool.block_bytes * (some.grid // pool.block_tokens + 2)
+            for pool in some.plan.spec.pools
+        )
+    )
+    waits = second.match([*CHAT, 0])
+    assert (waits.verdict, waits.length) == (Verdict.NEEDS_IO, ready.length)
+    assert second.answer([*CHAT, 0]).start == ready.length
+
+
+def test_what_is_there_already_is_not_written_again():
+    first = stored(toy.fine())
+    before = dict(first.objects.objects)
+    second = Saved(toy.fine(), first.objects)
+    # It runs the prompt cold, as if both had come to the two at once.
+    plan = second.prefixes.cold_plan(CHAT, second.model.identity)
+    lease = second.acquire(plan)
+    second.feed(lease, CHAT)
+    second.release(lease)
+    second.save()
+    assert second.ends() == {"there": 1}
+    assert second.objects.objects == before
+    # A longer one adds what lies behind it, and its own moving parts.
+    longer = [*CHAT, 4, 4, 4, 4, 4, 4, 4, 4]
+    second.store(longer)
+    second.save()
+    added = {
+        name: data
+        for name, data in second.objects.objects.items()
+        if name not in before
+    }
+    size = sum(len(data) for name, data in added.items() if name.startswith("packs/"))
+    pools = second.model.plan.spec.pools
+    assert (
+        0 < size <= sum(pool.block_bytes * 8 // pool.block_tokens * 3 for pool in pools)
+    )
+
+
+def test_a_save_whose_block_is_lost_writes_no_record():
+    session = Saved(toy.fine(), budget=grids(toy.fine(), 1, 0), known=0)
+    session.store(CHAT)
+    assert session.prefixes.saving == 1
+    session.move_out()
+    session.save()
+    assert session.ends() == {"lost": 1}
+    assert session.objects.names("records/") == []
+
+
+def test_no_more_saves_wait_than_may(monkeypatch):
+    monkeypatch.setattr(saves, "MOST_WAITING", 2)
+    session = Saved(toy.fine())
+    for first in range(4):
+        session.store([first, *P[1:8]])
+    assert session.prefixes.saving == 2
+    session.save()
+    assert session.ends() == {"saved": 2, "too_many": 2}
+
+
+def test_threads_of_its_own_give_the_same():
+    first = Saved(toy.fine(), MemoryStore(), executor=None)
+    first.store(CHAT, each=True)
+    first.save()
+    second = first.restarted()
+    ready = first.match([*CHAT, 0])
+    plan = second.match([*CHAT, 0])
+    load = second.prefixes.load(second.cache, plan)
+    for _ in range(2000):
+        cache, reports = second.prefixes.poll(second.cache)
+        second.put(cache)
+        if any(report.load == load and report.ready for report in reports):
+            break
+    assert second.answer([*CHAT, 0]).start == ready.length
+    for session in (first, second):
+        session.prefixes.close()
+
+
+def test_a_store_needs_a_tier():
+    plan = toy.fine().plan
+    with pytest.raises(ValueError, match="needs places in a tier"):
+        hc.PrefixCache(plan, store=MemoryStore())
