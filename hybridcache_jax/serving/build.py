@@ -5,11 +5,13 @@ from hybridcache_jax.budget import plan_capacity
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.models.load import LoadedModel
 from hybridcache_jax.observe.metrics import Metrics
+from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.step import CompiledStep
 from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.store.prefix_store import PrefixStore
 
 
 def build_engine(
@@ -23,6 +25,9 @@ def build_engine(
     buckets: Buckets = Buckets(),
     metrics: Metrics = Metrics(),
     policy: ReusePolicy = ReusePolicy(),
+    staging_blocks: int = 0,
+    host_memory: int | str | None = None,
+    store: PrefixStore | None = None,
 ) -> Engine:
     """An engine for a loaded model, with an empty cache.
 
@@ -37,9 +42,15 @@ def build_engine(
       buckets: declared shapes of a step.
       metrics: where to count what happens; by default nowhere.
       policy: which requests may reuse what others stored; by default none.
+      staging_blocks: blocks that move to or from host memory in one copy; 0 for engines
+        without it.
+      host_memory: bytes, or text such as ``"8GiB"``, for blocks that are evicted; None
+        to lose them.
+      store: keeps what is published beyond this process; it needs host memory.
 
     Raises:
-      ValueError: if the plan does not fit the budget.
+      ValueError: if the plan does not fit the budget, for host memory without staging
+        blocks, or a store without host memory.
     """
     spec = CacheSpec.from_layers(loaded.layers, block_tokens=block_tokens)
     plan = plan_capacity(
@@ -49,7 +60,13 @@ def build_engine(
         max_length=max_length,
         max_chunk=buckets.max_chunk,
         stored_tokens=stored_tokens,
+        staging_blocks=staging_blocks,
     )
+    tier = None
+    if host_memory is not None:
+        # As many tokens may wait for the store as sequences can have.
+        known = max_sequences * max_length if store is not None else 0
+        tier = HostTier(plan, budget=host_memory, known_tokens=known)
     vocab_size = loaded.config.vocab_size
     return Engine(
         CompiledStep(loaded.model, vocab_size),
@@ -59,6 +76,8 @@ def build_engine(
         buckets=buckets,
         metrics=metrics,
         policy=policy,
+        tier=tier,
+        store=store,
     )
 
 

@@ -1,13 +1,11 @@
 """The engine: continuous batching over one cache, with proven prefix reuse.
 
 Host code between compiled steps.  A request is matched and admitted when a row and
-enough blocks are there; prompts run in chunks whose ends lie at absolute multiples
-of the largest chunk, so that a resumed prompt and a cold one share their schedule;
-rows that decode share a step.  Every finished grid unit is published at once, and the
+enough blocks are there, or steps aside while blocks come from an outer tier; rows that
+decode share a step.  Every finished grid unit is published at once, and the
 end of the output with the last token.
 """
 
-import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
@@ -15,49 +13,30 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.codes import Status
+from hybridcache_jax.codes import Status, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.errors import HybridCacheError
-from hybridcache_jax.forms import RULES
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.observe.metrics import Metrics
+from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.prefix_cache import PrefixCache
+from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import ReusePolicy
+from hybridcache_jax.serving.arrivals import Arrivals
 from hybridcache_jax.serving.buckets import Buckets
-from hybridcache_jax.serving.request import Progress, Request, Result
+from hybridcache_jax.serving.request import Progress, Request, Result, check_request
 from hybridcache_jax.serving.sampling import sampling_inputs
+from hybridcache_jax.serving.schedule import fits, new_blocks, next_tokens
+from hybridcache_jax.serving.sequence import Sequence
 from hybridcache_jax.serving.step import CompiledStep
 from hybridcache_jax.state import init
-from hybridcache_jax.tokens import token_array
+from hybridcache_jax.store.prefix_store import PrefixStore
 
 OnProgress = Callable[[Progress], None]
 
-
-@dataclasses.dataclass
-class _Sequence:
-    """A request that has a row."""
-
-    number: int
-    request: Request
-    lease: Lease
-    started: float
-    tokens: list[int]  # prompt and generated ids
-    position: int  # next position to run
-    ran: int = 0  # prompt positions run so far
-    first_token: float = 0.0
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.tokens)
-
-    @property
-    def generated(self) -> int:
-        return len(self.tokens) - self.prompt_length
-
-    @property
-    def decoding(self) -> bool:
-        return self.position >= self.prompt_length
+# Seconds between two looks at loads while nothing else is to do.
+_PAUSE = 0.001
 
 
 class Engine:
@@ -74,6 +53,8 @@ class Engine:
         policy: ReusePolicy = ReusePolicy(),
         metrics: Metrics = Metrics(),
         cost: CostModel = CostModel(),
+        tier: HostTier | None = None,
+        store: PrefixStore | None = None,
     ):
         """An engine with an empty cache.
 
@@ -87,9 +68,12 @@ class Engine:
           metrics: where to count what happens; by default nowhere.
           cost: rates to begin with.  Every step with a chunk of the largest size is
             measured and folded into ``prefixes.cost``, after :meth:`warm_up`.
+          tier: takes what is evicted; requests wait for what comes back from it.
+          store: keeps what is published beyond this process; it needs a tier.
 
         Raises:
-          ValueError: if the buckets exceed the plan.
+          ValueError: if the buckets exceed the plan, or as ``PrefixCache`` does for the
+            tier and the store.
         """
         if buckets.max_chunk > plan.max_chunk:
             raise ValueError(
@@ -101,14 +85,19 @@ class Engine:
         self.buckets = buckets
         self.cache = step.place(init(plan))
         self.metrics = metrics
-        self.prefixes = PrefixCache(plan, policy=policy, metrics=metrics, cost=cost)
+        self.prefixes = PrefixCache(
+            plan,
+            policy=policy,
+            metrics=metrics,
+            cost=cost,
+            tier=tier,
+            store=store,
+            clock=time.perf_counter,
+        )
         self.compiled_step = step
         self._vocab_size = vocab_size
-        self._checkpoints = next(
-            (plan.policy(p.form) for p in plan.spec.pools if RULES[p.form].exact), None
-        )
-        self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
-        self._running: list[_Sequence] = []
+        self._arrivals = Arrivals()
+        self._running: list[Sequence] = []
         self._results: dict[int, Result] = {}
         self._submitted = 0
         self._warm = False
@@ -151,10 +140,10 @@ class Engine:
           ValueError: while requests are running or waiting, or if the identity did
             not change.
         """
-        if self._running or self._waiting:
+        if self._running or self._arrivals:
             raise ValueError(
-                f"{len(self._running) + len(self._waiting)} requests are not finished; "
-                "run them to their end before the weights change."
+                f"{len(self._running) + len(self._arrivals)} requests are not "
+                "finished; run them to their end before the weights change."
             )
         if identity == self.identity:
             raise ValueError(
@@ -174,7 +163,7 @@ class Engine:
         """
         self.check(request)
         number, self._submitted = self._submitted, self._submitted + 1
-        self._waiting.append((number, request))
+        self._arrivals.add(number, request)
         return number
 
     def run(
@@ -196,14 +185,22 @@ class Engine:
         for request in requests:
             self.check(request)
         numbers = [self.submit(request) for request in requests]
-        while self._waiting or self._running:
+        while self._arrivals or self._running:
             self.step(on_progress)
         return [self._results.pop(number) for number in numbers]
 
     def step(self, on_progress: OnProgress | None = None) -> None:
-        """Admits what fits, runs one prefill step and one decode step."""
+        """Admits what fits, runs one prefill step and one decode step.
+
+        Before that loads come in, and saves go on; see :meth:`flush`.
+        """
         report = on_progress or (lambda progress: None)
+        self.cache, loads = self.prefixes.poll(self.cache)
+        self._arrivals.reported(loads)
         self._admit(report)
+        if self._arrivals and not self._running:
+            # All of them wait for blocks.
+            time.sleep(_PAUSE)
         for decoding in (False, True):
             ready = [seq for seq in self._running if seq.decoding == decoding]
             if ready:
@@ -215,54 +212,48 @@ class Engine:
         """Refuses a request that can never be served.
 
         Raises:
-          ValueError: for an empty prompt, ids outside the vocabulary, no token asked
-            for, or more positions than the plan allows.
+          ValueError: as :func:`check_request`.
         """
-        tokens = token_array(request.tokens)
-        if tokens.size == 0:
-            raise ValueError("The prompt is empty; give at least one token.")
-        if request.max_new_tokens < 1:
-            raise ValueError(
-                f"max_new_tokens must be >= 1, got {request.max_new_tokens}."
-            )
-        bad = (tokens < 0) | (tokens >= self._vocab_size)
-        if bad.any():
-            place = int(np.argmax(bad))
-            raise ValueError(
-                f"Token id {tokens[place]} at position {place} lies outside the "
-                f"vocabulary 0..{self._vocab_size - 1}; was the prompt encoded with "
-                "this model's tokenizer?"
-            )
-        length = tokens.size + request.max_new_tokens
-        if length > self.plan.max_length:
-            raise ValueError(
-                f"{tokens.size} prompt tokens and {request.max_new_tokens} new ones "
-                f"need {length} positions, the plan allows {self.plan.max_length}; "
-                "shorten the prompt, ask for fewer tokens, or plan a larger max_length."
-            )
+        check_request(request, self._vocab_size, self.plan.max_length)
+
+    def flush(self, on_progress: Callable[[int], None] | None = None) -> None:
+        """Waits until everything that was published is in the store, or has failed.
+
+        Args:
+          on_progress: called with how many prefixes are left whenever one was saved.
+        """
+        self.cache = self.prefixes.flush(self.cache, progress=on_progress)
 
     def _admit(self, report: OnProgress) -> None:
-        while self._waiting and len(self._running) < self.plan.max_sequences:
-            number, request = self._waiting[0]
+        while len(self._running) < self.plan.max_sequences:
+            arrival = self._arrivals.first()
+            if arrival is None:
+                return
+            number, request = arrival.number, arrival.request
             if not self._fits(len(request.tokens) + request.max_new_tokens):
                 return
-            self._waiting.popleft()
-            started = time.perf_counter()
-            lease = self._acquire(number, request)
-            seq = _Sequence(
+            plan = self._planned(number, request)
+            if plan.verdict == Verdict.NEEDS_IO and arrival.may_wait:
+                self._arrivals.wait(self.prefixes.load(self.cache, plan))
+                report(Progress(number, "loading", plan.length, len(request.tokens)))
+                continue
+            lease = self._acquire(number, request, plan)
+            self._arrivals.admitted()
+            seq = Sequence(
                 number=number,
                 request=request,
                 lease=lease,
-                started=started,
+                started=arrival.started,
                 tokens=[int(token) for token in request.tokens],
                 position=lease.plan.start,
+                waited=arrival.waited,
             )
             self._running.append(seq)
             report(Progress(number, "admitted", lease.plan.start, len(request.tokens)))
             if self.prefixes.shadow_due(lease.plan):
                 self._compute_again(seq)
 
-    def _compute_again(self, seq: _Sequence) -> None:
+    def _compute_again(self, seq: Sequence) -> None:
         """Compares a hit with a cold run; if they differ the request goes on from that.
 
         Both run up to the resume point, each alone in its steps, before anything else
@@ -271,13 +262,7 @@ class Engine:
         request, point = seq.request, seq.lease.plan.length
         if len(self._running) == self.plan.max_sequences or not self._fits(point):
             return
-        plan = self.prefixes.cold_plan(
-            request.tokens,
-            self.identity.within(request.namespace),
-            request=str(seq.number),
-            session=request.session,
-        )
-        self.cache, lease = self.prefixes.acquire(self.cache, plan)
+        lease = self._acquire(seq.number, request, self._cold(seq.number, request))
         cold = dataclasses.replace(seq, lease=lease, position=0)
         over = lease
         if self._run_to(cold, point) and self._run_to(seq, point):
@@ -288,7 +273,7 @@ class Engine:
                 over, seq.lease, seq.ran = seq.lease, lease, cold.ran
         self.cache = self.prefixes.release(self.cache, over, publish=False)
 
-    def _run_to(self, seq: _Sequence, point: int) -> bool:
+    def _run_to(self, seq: Sequence, point: int) -> bool:
         """Runs one row of a prompt alone; False if a step was refused."""
         while seq.position < point:
             tokens = self._next_tokens(seq)[: point - seq.position]
@@ -301,32 +286,40 @@ class Engine:
 
     def _fits(self, length: int) -> bool:
         """Whether all running requests and one more sequence can run to their ends."""
-        lengths = [length]
-        lengths += [
+        running = (
             seq.prompt_length + seq.request.max_new_tokens for seq in self._running
-        ]
-        return all(
-            sum(-(-length // pool.block_tokens) for length in lengths) <= count
-            for pool, count in zip(self.plan.spec.pools, self.plan.blocks, strict=True)
-            if RULES[pool.form].grows
+        )
+        return fits(self.plan, [length, *running])
+
+    def _planned(self, number: int, request: Request) -> ResumePlan:
+        """Where a request can be resumed; cold if it is to reuse nothing."""
+        if not request.reuse:
+            return self._cold(number, request)
+        return self.prefixes.match(
+            self.cache,
+            request.tokens,
+            self.identity.within(request.namespace),
+            request=str(number),
+            session=request.session,
         )
 
-    def _acquire(self, number: int, request: Request) -> Lease:
-        """Matches and acquires; nothing comes in between, so the plan still holds."""
-        identity = self.identity.within(request.namespace)
-        name, session = str(number), request.session
-        if request.reuse:
-            plan = self.prefixes.match(
-                self.cache, request.tokens, identity, request=name, session=session
-            )
-        else:
-            plan = self.prefixes.cold_plan(
-                request.tokens, identity, request=name, session=session
-            )
+    def _cold(self, number: int, request: Request) -> ResumePlan:
+        return self.prefixes.cold_plan(
+            request.tokens,
+            self.identity.within(request.namespace),
+            request=str(number),
+            session=request.session,
+        )
+
+    def _acquire(self, number: int, request: Request, plan: ResumePlan) -> Lease:
+        """A row; nothing came in between, so the plan still holds."""
+        if plan.verdict == Verdict.NEEDS_IO:
+            # It waited in vain.
+            plan = self._cold(number, request)
         self.cache, lease = self.prefixes.acquire(self.cache, plan)
         return lease
 
-    def _advance(self, ready: list[_Sequence], report: OnProgress) -> None:
+    def _advance(self, ready: list[Sequence], report: OnProgress) -> None:
         """One compiled step over rows that are all in prefill or all decoding."""
         parts = [self._next_tokens(seq) for seq in ready]
         statuses, chosen = self._run_step(ready, parts)
@@ -339,14 +332,15 @@ class Engine:
                 self._moved(seq, len(tokens), token, report)
 
     def _run_step(
-        self, ready: list[_Sequence], chunks: list[list[int]]
+        self, ready: list[Sequence], chunks: list[list[int]]
     ) -> tuple[list[Status], list[int]]:
         """Runs the next tokens of some rows; their statuses and what was sampled."""
         parts = [(seq.lease, ids) for seq, ids in zip(ready, chunks, strict=True)]
         batch, width = self.buckets.fit(
             len(parts), max(len(tokens) for _, tokens in parts)
         )
-        self._make_room(ready, parts)
+        wanted = new_blocks(self.plan, ready, [len(ids) for ids in chunks])
+        self.cache = self.prefixes.make_room(self.cache, wanted)
         inputs = batch_inputs(parts, batch=batch, width=width)
         sampling = sampling_inputs([seq.request.sampling for seq in ready], batch)
         shapes, begun = self.compiled_shapes, time.perf_counter()
@@ -371,36 +365,10 @@ class Engine:
         if tokens:
             self.prefixes.cost = self.prefixes.cost.after_run(tokens, seconds)
 
-    def _next_tokens(self, seq: _Sequence) -> list[int]:
-        chunk = self.buckets.max_chunk
-        stop = seq.position - seq.position % chunk + chunk
-        end = min(stop, len(seq.tokens))
-        if self._checkpoints is not None:
-            # A state becomes a checkpoint only where a step ends.
-            end = self._checkpoints.step_end(
-                seq.position,
-                end,
-                grid=self.plan.spec.grid,
-                prompt=seq.lease.plan.num_tokens,
-            )
-        return seq.tokens[seq.position : end]
+    def _next_tokens(self, seq: Sequence) -> list[int]:
+        return next_tokens(self.plan, self.buckets.max_chunk, seq)
 
-    def _make_room(self, ready, parts) -> None:
-        wanted = []
-        for pool in self.plan.spec.pools:
-            size = pool.block_tokens
-            needs = [
-                -(-(seq.position + len(tokens)) // size) - seq.position // size
-                for seq, (_, tokens) in zip(ready, parts, strict=True)
-            ]
-            # Of a state only the one after the step is written.
-            one = RULES[pool.form].exact
-            wanted.append(sum(min(need, 1) if one else need for need in needs))
-        self.cache = self.prefixes.make_room(self.cache, wanted)
-
-    def _moved(
-        self, seq: _Sequence, count: int, token: int, report: OnProgress
-    ) -> None:
+    def _moved(self, seq: Sequence, count: int, token: int, report: OnProgress) -> None:
         before = seq.position
         seq.position += count
         seq.ran += count if before < seq.prompt_length else 0
@@ -415,7 +383,7 @@ class Engine:
         if stop or seq.generated == seq.request.max_new_tokens:
             self._finish(seq, "stop" if stop else "length", report)
 
-    def _sampled(self, seq: _Sequence, token: int, report: OnProgress) -> bool:
+    def _sampled(self, seq: Sequence, token: int, report: OnProgress) -> bool:
         """Takes a new token; True if it ends the request."""
         if seq.generated == 0:
             seq.first_token = time.perf_counter()
@@ -426,7 +394,7 @@ class Engine:
         report(Progress(seq.number, "token", seq.generated, most, token))
         return False
 
-    def _finish(self, seq: _Sequence, why: str, report: OnProgress) -> None:
+    def _finish(self, seq: Sequence, why: str, report: OnProgress) -> None:
         # Whole grid units were published when they were run; now the end is known.
         publish = seq.request.reuse
         self.cache = self.prefixes.release(self.cache, seq.lease, publish=publish)
@@ -439,6 +407,7 @@ class Engine:
         self._results[seq.number] = Result(
             tokens=tuple(seq.tokens[seq.prompt_length :]),
             plan=plan,
+            waited=seq.waited,
             tokens_run=seq.ran,
             seconds_to_first_token=seq.first_token - seq.started,
             seconds=now - seq.started,
@@ -448,7 +417,7 @@ class Engine:
             Progress(seq.number, "finished", seq.generated, seq.request.max_new_tokens)
         )
 
-    def _recover(self, seq: _Sequence, status: Status) -> None:
+    def _recover(self, seq: Sequence, status: Status) -> None:
         """A row that did not run: start it again from what can be proved now."""
         if status != Status.STALE:
             raise HybridCacheError(
@@ -458,5 +427,7 @@ class Engine:
         request = dataclasses.replace(
             seq.request, tokens=np.array(seq.tokens, np.int32)
         )
-        seq.lease = self._acquire(seq.number, request)
+        seq.lease = self._acquire(
+            seq.number, request, self._planned(seq.number, request)
+        )
         seq.position = seq.lease.plan.start

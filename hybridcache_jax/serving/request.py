@@ -6,6 +6,7 @@ import numpy as np
 
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.serving.sampling import SamplingParams
+from hybridcache_jax.tokens import token_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +39,18 @@ class Result:
     Attributes:
       tokens: generated ids.
       plan: verdict and reasons under which it was admitted.
+      waited: the plan for whose blocks it waited before, with the verdict NEEDS_IO;
+        None if it did not.
       tokens_run: prompt positions that were run, a replay included.
-      seconds_to_first_token: from admission to the first token on the host.
-      seconds: from admission to the end.
+      seconds_to_first_token: from when it was first looked at, which is before it
+        waits, to the first token on the host.
+      seconds: from then to the end.
       finish: ``"length"`` or ``"stop"``.
     """
 
     tokens: tuple[int, ...]
     plan: ResumePlan
+    waited: ResumePlan | None
     tokens_run: int
     seconds_to_first_token: float
     seconds: float
@@ -58,8 +63,10 @@ class Progress:
 
     Attributes:
       request: number that ``submit`` gave.
-      kind: ``"admitted"``, ``"prefill"``, ``"token"`` or ``"finished"``.
-      done: prompt positions behind the row, or tokens generated so far.
+      kind: ``"loading"``, ``"admitted"``, ``"prefill"``, ``"token"`` or
+        ``"finished"``.
+      done: prompt positions behind the row (of ``"loading"``, where it will resume), or
+        tokens generated so far.
       total: prompt length, or ``max_new_tokens``.
       token: the new token for ``"token"``, else -1.
     """
@@ -69,3 +76,37 @@ class Progress:
     done: int
     total: int
     token: int = -1
+
+
+def check_request(request: Request, vocab_size: int, max_length: int) -> None:
+    """Refuses a request that can never be served.
+
+    Args:
+      request: the request.
+      vocab_size: ids must lie in ``[0, vocab_size)``.
+      max_length: most positions of a sequence.
+
+    Raises:
+      ValueError: for an empty prompt, ids outside the vocabulary, no token asked for,
+        or more positions than there can be.
+    """
+    tokens = token_array(request.tokens)
+    if tokens.size == 0:
+        raise ValueError("The prompt is empty; give at least one token.")
+    if request.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be >= 1, got {request.max_new_tokens}.")
+    bad = (tokens < 0) | (tokens >= vocab_size)
+    if bad.any():
+        place = int(np.argmax(bad))
+        raise ValueError(
+            f"Token id {tokens[place]} at position {place} lies outside the "
+            f"vocabulary 0..{vocab_size - 1}; was the prompt encoded with this model's "
+            "tokenizer?"
+        )
+    length = tokens.size + request.max_new_tokens
+    if length > max_length:
+        raise ValueError(
+            f"{tokens.size} prompt tokens and {request.max_new_tokens} new ones need "
+            f"{length} positions, the plan allows {max_length}; shorten the prompt, ask "
+            "for fewer tokens, or plan a larger max_length."
+        )
