@@ -58,13 +58,21 @@ def _parser() -> argparse.ArgumentParser:
         "demo",
         help="serve one long document with several questions and show every verdict",
         description="Serves a long shared document with several questions on a real "
-        "hybrid model: cold, warm, two at once, repeated, with evicted windows, and "
-        "with changed weights. Every answer is compared with a cold run. Exit code 1 "
-        "if a token differed.",
+        "hybrid model: cold, warm, two at once, repeated, with evicted windows, with "
+        "changed weights, and in another process that resumes the document from disk. "
+        "Every answer is compared with a cold run. Exit code 1 if a token differed.",
     )
     _add_model(demo)
     demo.add_argument("--prompt-file", help="the document, UTF-8 text")
     _add_length(demo, default=16)
+    demo.add_argument(
+        "--store",
+        metavar="DIR",
+        help="where the document is saved for the restart (default: a temporary "
+        "folder, which is removed)",
+    )
+    # What the demo calls as its second process.
+    demo.add_argument("--restarted", action="store_true", help=argparse.SUPPRESS)
     generate = commands.add_parser("generate", help="continue one prompt")
     _add_model(generate)
     source = generate.add_mutually_exclusive_group(required=True)

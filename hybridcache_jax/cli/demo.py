@@ -1,7 +1,10 @@
 """``hybridcache demo``: one long document, several questions, every verdict shown."""
 
 import argparse
+import contextlib
+import dataclasses
 import json
+import tempfile
 from importlib.resources import files
 
 import numpy as np
@@ -13,6 +16,7 @@ from rich.table import Table
 
 from hybridcache_jax.byte_sizes import format_bytes
 from hybridcache_jax.cli.metrics_table import show
+from hybridcache_jax.cli.restart import in_another_process, over_store, resume, save
 from hybridcache_jax.cli.scenes import QUESTIONS, Demo, Outcome
 from hybridcache_jax.cli.session import load, read_text, tokenizer_of, warm_up
 from hybridcache_jax.codes import Reason
@@ -26,6 +30,7 @@ from hybridcache_jax.serving.request import Request
 from hybridcache_jax.spec import PoolSpec
 
 _BUCKETS = Buckets(batch=(1, 2), chunk=(1, 128))
+_STAGING = 16
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,9 +58,21 @@ def run(arguments: argparse.Namespace) -> int:
         # Questions are requests of their own and reuse what the others stored.
         policy=ReusePolicy(scope="namespace"),
         metrics=Metrics(registry),
+        # The restart has the same plan, and moves blocks to its store.
+        staging_blocks=_STAGING,
     )
     for tokens in prompts.values():
         engine.check(Request(tokens, max_new_tokens=arguments.max_new_tokens))
+    question = QUESTIONS[1]
+    vocab_size = loaded.config.vocab_size
+    if arguments.restarted:
+        engine = over_store(engine, arguments.store, vocab_size)
+        warm_up(engine, console)
+        data = resume(
+            engine, prompts[question], arguments.max_new_tokens, lambda step: None
+        )
+        print(json.dumps(data))
+        return 0 if data["equal"] else 1
     _introduce(console, loaded, engine, longest)
     warm_up(engine, console)
     outcomes: list[Outcome] = []
@@ -86,17 +103,54 @@ def run(arguments: argparse.Namespace) -> int:
 
             return listen
 
+        step, identity = engine.compiled_step, engine.identity
         demo = Demo(engine, loaded, prompts, arguments.max_new_tokens, on_run)
         for title, remark, answers in demo.scenes():
             outcomes += answers
             _show_scene(console, len(outcomes), title, remark, answers, tokenizer)
+        # The scenes end with other weights; what is saved is the model's own.
+        engine.update_model(step, identity)
+        restart = _restart(
+            console, arguments, engine, vocab_size, prompts, on_run("saving", longest)
+        )
     different = [outcome for outcome in outcomes if not outcome.equal]
     if arguments.json:
-        print(json.dumps(_as_data(loaded, engine, outcomes, registry)))
-    _summarise(console, outcomes)
+        print(json.dumps(_as_data(loaded, engine, outcomes, registry, restart)))
+    _summarise(console, outcomes, restart)
     if arguments.metrics:
         show(console, registry)
-    return 1 if different else 0
+    return 1 if different or not restart["equal"] else 0
+
+
+def _restart(
+    console: Console, arguments: argparse.Namespace, engine, vocab_size, prompts, listen
+) -> dict:
+    """This process saves the document, another one resumes it; what came of it."""
+    title, remark = "another process", "the document comes from disk"
+    console.print(f"\n[bold]{escape(title)}[/]  [dim]{escape(remark)}[/]")
+    with contextlib.ExitStack() as stack:
+        folder = arguments.store or stack.enter_context(tempfile.TemporaryDirectory())
+        first = over_store(engine, folder, vocab_size)
+        saved = save(first, folder, prompts[QUESTIONS[0]], listen)
+        console.print(
+            f"  saved {saved.tokens} tokens: {format_bytes(saved.nbytes)} in "
+            f"{saved.objects} objects, {saved.seconds:.2f} s after the last token"
+        )
+        own = ["--restarted", "--store", folder]
+        own += ["--max-new-tokens", str(arguments.max_new_tokens)]
+        for name in ("model", "prompt_file"):
+            value = getattr(arguments, name)
+            own += [f"--{name.replace('_', '-')}", value] if value else []
+        came = in_another_process(own)
+    mark = "[green]equal to cold[/]" if came["equal"] else "[red]DIFFERENT[/]"
+    console.print(
+        f"  {came['waited_for']}, {format_bytes(came['bytes_loaded'])}; then "
+        f"{came['verdict']}, resume at {came['length']}; ran {came['tokens_run']} of "
+        f"{came['prompt_tokens']} tokens; first token after "
+        f"{came['seconds_to_first_token']:.2f} s, cold "
+        f"{came['cold_seconds_to_first_token']:.2f} s; {mark}"
+    )
+    return {"saved": dataclasses.asdict(saved), **came}
 
 
 def _introduce(console: Console, loaded, engine, longest: int) -> None:
@@ -165,7 +219,7 @@ def _because(plan) -> list[str]:
     return lines
 
 
-def _summarise(console: Console, outcomes: list[Outcome]) -> None:
+def _summarise(console: Console, outcomes: list[Outcome], restart: dict) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("scene", "verdict", "from", "ran", "cold", "reused", ""):
         left = heading in ("scene", "verdict")
@@ -181,13 +235,24 @@ def _summarise(console: Console, outcomes: list[Outcome]) -> None:
             f"{result.seconds_to_first_token:.2f} s",
             "[green]=[/]" if outcome.equal else "[red]≠[/]",
         )
+    table.add_row(
+        "another process",
+        restart["verdict"],
+        str(restart["length"]),
+        f"{restart['tokens_run']}/{restart['prompt_tokens']}",
+        f"{restart['cold_seconds_to_first_token']:.2f} s",
+        f"{restart['seconds_to_first_token']:.2f} s",
+        "[green]=[/]" if restart["equal"] else "[red]≠[/]",
+    )
     console.print()
     console.print(table)
     asked = sum(outcome.result.plan.num_tokens for outcome in outcomes)
+    asked += restart["prompt_tokens"]
     ran = sum(outcome.result.tokens_run for outcome in outcomes)
-    wrong = sum(not outcome.equal for outcome in outcomes)
+    ran += restart["tokens_run"]
+    wrong = sum(not outcome.equal for outcome in outcomes) + (not restart["equal"])
     console.print(
-        f"{len(outcomes)} answers. {asked - ran} of {asked} prompt tokens "
+        f"{len(outcomes) + 1} answers. {asked - ran} of {asked} prompt tokens "
         f"({(asked - ran) / asked:.0%}) did not have to be run."
     )
     if wrong:
@@ -201,11 +266,14 @@ def _summarise(console: Console, outcomes: list[Outcome]) -> None:
         )
 
 
-def _as_data(loaded, engine, outcomes: list[Outcome], registry: MemoryRegistry) -> dict:
+def _as_data(
+    loaded, engine, outcomes: list[Outcome], registry: MemoryRegistry, restart: dict
+) -> dict:
     return {
         "model": str(loaded.source),
         "identity": engine.identity.digest,
-        "all_equal": all(outcome.equal for outcome in outcomes),
+        "all_equal": restart["equal"] and all(each.equal for each in outcomes),
+        "restart": restart,
         "answers": [
             {
                 "scene": outcome.scene,

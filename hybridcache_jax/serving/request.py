@@ -107,6 +107,6 @@ def check_request(request: Request, vocab_size: int, max_length: int) -> None:
     if length > max_length:
         raise ValueError(
             f"{tokens.size} prompt tokens and {request.max_new_tokens} new ones need "
-            f"{length} positions, the plan allows {max_length}; shorten the prompt, ask "
-            "for fewer tokens, or plan a larger max_length."
+            f"{length} positions, the plan allows {max_length}; shorten the prompt, "
+            "ask for fewer tokens, or plan a larger max_length."
         )

@@ -80,7 +80,13 @@ def demo(checkpoint, document, *more):
     )
 
 
-def test_demo_as_json(checkpoint, document, capsys):
+@pytest.fixture
+def same_products(monkeypatch):
+    """The second process multiplies as the tests do; else it is another producer."""
+    monkeypatch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+
+
+def test_demo_as_json(checkpoint, document, capsys, same_products):
     assert demo(checkpoint, document, "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["all_equal"]
@@ -112,12 +118,21 @@ def test_demo_as_json(checkpoint, document, capsys):
     for answer in data["answers"]:
         assert answer["tokens"] == answer["cold_tokens"]
         assert len(answer["tokens"]) == 4
+    restart = data["restart"]
+    assert (restart["waited_for"], restart["verdict"]) == ("NEEDS_IO", "RESUMABLE")
+    assert restart["length"] == by_scene["warm"]["plan"]["length"]
+    assert restart["tokens_run"] == by_scene["warm"]["tokens_run"]
+    assert restart["bytes_loaded"] > 0
+    assert restart["tokens"] == restart["cold_tokens"]
+    assert restart["tokens"] == by_scene["warm"]["tokens"]
     reused = data["metrics"]["hybridcache_reused_tokens_total"]["samples"]
     want = sum(answer["plan"]["length"] for answer in data["answers"])
     assert reused == [{"labels": {}, "value": want}]
 
 
-def test_demo_fails_if_a_token_differs(checkpoint, document, capsys, monkeypatch):
+def test_demo_fails_if_a_token_differs(
+    checkpoint, document, capsys, monkeypatch, same_products
+):
     """Fault: what is stored is overwritten behind the library's back."""
     scene = Demo._scene
 
