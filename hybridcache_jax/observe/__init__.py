@@ -100,8 +100,8 @@ lookup, and reuses nothing.  So these sums hold:
         counter, loads: Loads from an outer tier that failed, by stage.
     hybridcache_saves_total{end}
         counter, saves: Published prefixes that were to be saved to a store, by how that
-        ended: saved; there already; lost, because a block went before its turn or the
-        scope changed; too_many waited; failed in the store.
+        ended: saved; there already; merged with a longer one; lost, because a block
+        went before its turn or the scope changed; too_many waited; failed in the store.
     hybridcache_store_lookup_failures_total
         counter, lookups: Times a store failed to say what it has; each counts as a miss
         there.

@@ -49,6 +49,7 @@ class SaveEnd(enum.StrEnum):
 
     SAVED = "saved"
     THERE = "there"
+    MERGED = "merged"
     LOST = "lost"
     TOO_MANY = "too_many"
     FAILED = "failed"
@@ -282,8 +283,8 @@ TABLE: tuple[Metric, ...] = (
         "counter",
         "saves",
         "Published prefixes that were to be saved to a store, by how that ended: "
-        "saved; there already; lost, because a block went before its turn or the scope "
-        "changed; too_many waited; failed in the store.",
+        "saved; there already; merged with a longer one; lost, because a block went "
+        "before its turn or the scope changed; too_many waited; failed in the store.",
         ("end",),
     ),
     Metric(

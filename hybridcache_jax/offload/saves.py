@@ -25,6 +25,7 @@ from hybridcache_jax.offload.stored_blocks import Block, offered, required_block
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
+from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.manifest import BlockPlace
 from hybridcache_jax.store.pack import write_blocks
@@ -48,7 +49,7 @@ Steps = Generator[None, Moment, SaveEnd]
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Save:
     """One prefix to be saved.
 
@@ -56,19 +57,27 @@ class Save:
       key: under which the index claims it.
       tokens: ``[n]`` int32, whole grid units.
       contents: what some of them stand for.
-      wanted: per pool, numbers of the blocks that resuming at its end requires.
+      held: per pool, ascending numbers of its blocks: of what grows with the history
+        all, of the others what is kept.
     """
 
     key: Key
     tokens: np.ndarray
     contents: Contents
-    wanted: tuple[range, ...]
+    held: tuple[np.ndarray, ...]
 
-    def blocks(self) -> Iterator[Block]:
-        """All blocks that its record names, or those before it."""
-        for pool, numbers in enumerate(self.wanted):
-            for number in numbers:
-                yield pool, number
+    def behind(self, spec: CacheSpec, start: int) -> list[list[int]]:
+        """Per pool, the blocks of a record that goes on from ``start``.
+
+        What its own end requires may lie before that.
+        """
+        named = []
+        for pool, numbers in zip(spec.pools, self.held, strict=True):
+            first = start // pool.block_tokens
+            if not RULES[pool.form].grows:
+                first = min(first, required_blocks(pool, len(self.tokens)).start)
+            named.append(numbers[numbers >= first].tolist())
+        return named
 
 
 class Saves:
@@ -110,13 +119,14 @@ class Saves:
           contents: what some of its tokens stand for.
           holds: tells which claims are true, on the device or outside.
         """
-        wanted = self._wanted(claims, holds)
-        if wanted is None:
+        held = self._held(claims, holds)
+        if held is None:
             return
+        self._merge(key, claims.tokens, contents)
         if len(self._waiting) >= MOST_WAITING:
             self._watch.save_ended(SaveEnd.TOO_MANY)
             return
-        save = Save(key, claims.tokens, contents, wanted)
+        save = Save(key, claims.tokens, contents, held)
         steps = self._steps(save)
         next(steps)
         self._waiting.append((save, steps))
@@ -153,21 +163,29 @@ class Saves:
             self._watch.save_ended(SaveEnd.LOST)
         self._waiting = collections.deque(kept)
 
-    def _wanted(self, claims: Claims, holds: Holds) -> tuple[range, ...] | None:
-        """Per pool what a record names; None if a form is missing for good."""
-        wanted = []
+    def _merge(self, key: Key, tokens: np.ndarray, contents: Contents) -> None:
+        """Ends saves that a longer one of the same prompt makes needless.
+
+        A long prompt is published chunk by chunk.  The one that has its turn goes on.
+        """
+        for each in list(self._waiting)[1:]:
+            save, size = each[0], len(each[0].tokens)
+            same = save.key == key and np.array_equal(save.tokens, tokens[:size])
+            if same and save.contents.before(size) == contents.before(size):
+                self._waiting.remove(each)
+                self._watch.save_ended(SaveEnd.MERGED)
+
+    def _held(self, claims: Claims, holds: Holds) -> tuple[np.ndarray, ...] | None:
+        """Per pool, blocks that are there; None if the history has a hole."""
+        held = []
         for number, pool in enumerate(self._plan.spec.pools):
-            blocks = required_blocks(pool, claims.length)
-            some = slice(blocks.start, blocks.stop)
-            ids, epochs = claims.blocks[number][some], claims.epochs[number][some]
-            first = np.array(blocks, np.int32) * np.int32(pool.block_tokens)
-            if not holds(number, ids, epochs, first).all():
-                if RULES[pool.form].grows:
-                    return None
-                # A window that the policy does not keep is replayed.
-                blocks = range(0)
-            wanted.append(blocks)
-        return tuple(wanted)
+            ids, epochs = claims.blocks[number], claims.epochs[number]
+            first = np.arange(len(ids), dtype=np.int32) * np.int32(pool.block_tokens)
+            there = holds(number, ids, epochs, first)
+            if RULES[pool.form].grows and not there.all():
+                return None
+            held.append(np.flatnonzero(there))
+        return tuple(held)
 
     def _steps(self, save: Save) -> Steps:
         """One save from beginning to end; goes on with every moment it is given."""
@@ -185,8 +203,9 @@ class Saves:
         if start == len(save.tokens):
             self._learn(save, places)
             return SaveEnd.THERE
+        named = save.behind(self._plan.spec, start)
         copied: list[tuple[Block, bytes]] = []
-        for pool, numbers in self._batches(save, places):
+        for pool, numbers in self._batches(named, places):
             cache, holds = yield
             there, data = self._copies(save, cache, holds, pool, numbers)
             # While it waits it must not keep memory alive that a step donates.
@@ -204,7 +223,7 @@ class Saves:
             self._store,
             prefix,
             start,
-            self._parts(save, start, places),
+            self._parts(named, places),
             library=__version__,
             age=0,
         )
@@ -229,12 +248,12 @@ class Saves:
         return dict(zip((block for block, _ in copied), places, strict=True))
 
     def _batches(
-        self, save: Save, places: dict[Block, BlockPlace]
+        self, named: list[list[int]], places: dict[Block, BlockPlace]
     ) -> Iterator[tuple[int, list[int]]]:
         """Blocks that the store does not have, as many as are copied at once."""
         most = self._plan.staging_blocks
-        for pool in range(len(save.wanted)):
-            missing = [n for n in save.wanted[pool] if (pool, n) not in places]
+        for pool, numbers in enumerate(named):
+            missing = [n for n in numbers if (pool, n) not in places]
             for start in range(0, len(missing), most):
                 yield pool, missing[start : start + most]
 
@@ -268,23 +287,19 @@ class Saves:
         return there, list(zip(blocks, data, strict=True))
 
     def _parts(
-        self, save: Save, start: int, places: dict[Block, BlockPlace]
+        self, named: list[list[int]], places: dict[Block, BlockPlace]
     ) -> list[PoolBlocks]:
-        """What the record names: of the history what lies behind ``start``."""
-        parts = []
-        for number, pool in enumerate(self._plan.spec.pools):
-            begin = start // pool.block_tokens if RULES[pool.form].grows else 0
-            own = [n for n in save.wanted[number] if n >= begin]
-            parts.append(PoolBlocks(pool, [(n, places[number, n]) for n in own]))
-        return parts
+        return [
+            PoolBlocks(pool, [(n, places[number, n]) for n in named[number]])
+            for number, pool in enumerate(self._plan.spec.pools)
+        ]
 
     def _learn(self, save: Save, places: dict[Block, BlockPlace]) -> None:
         """Remembers of what is claimed now where it lies in the store."""
         claims = self._index.lookup(save.key, save.tokens, save.contents)
-        for pool, number in save.blocks():
-            if number < len(claims.blocks[pool]) and (pool, number) in places:
+        for (pool, number), where in places.items():
+            if number < len(claims.blocks[pool]):
                 block = int(claims.blocks[pool][number])
                 epoch = int(claims.epochs[pool][number])
                 if block != NOTHING:
-                    where = places[pool, number]
                     self._whereabouts.lies(pool, block, epoch, where)

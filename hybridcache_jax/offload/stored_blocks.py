@@ -1,5 +1,7 @@
 """Which blocks a chain of records offers: believed only where it says what it must."""
 
+import itertools
+
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.spec import CacheSpec, PoolSpec
 from hybridcache_jax.store.manifest import BlockPlace, Manifest, PoolPart
@@ -49,8 +51,7 @@ def refusal(spec: CacheSpec, record: Manifest) -> str | None:
 
     Returns:
       One clause, or None if form by form it has what a record must have: the whole
-      history of its own range, and of bounded forms nothing that its point does not
-      require.
+      history of its own range, and of bounded forms blocks that lie before its end.
     """
     if len(record.parts) != len(spec.pools):
         return f"it has {len(record.parts)} pools, expected {len(spec.pools)}"
@@ -71,9 +72,9 @@ def refusal(spec: CacheSpec, record: Manifest) -> str | None:
 
 def _numbers_fit(pool: PoolSpec, part: PoolPart, record: Manifest) -> bool:
     numbers = [place.number for place in part.blocks]
-    needed = required_blocks(pool, record.stop)
+    stop = record.stop // pool.block_tokens
     if RULES[pool.form].grows:
-        own = range(record.start // pool.block_tokens, needed.stop)
-        return numbers == list(own)
-    # None at all where the retention policy keeps none.
-    return not numbers or numbers == list(needed)
+        return numbers == list(range(record.start // pool.block_tokens, stop))
+    # Of the others there is what the retention policy kept.
+    inside = not numbers or (numbers[0] >= 0 and numbers[-1] < stop)
+    return inside and all(a < b for a, b in itertools.pairwise(numbers))

@@ -122,7 +122,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       tokens: ``[stop - start]`` int32 ids, little-endian.
       contents: what of those stands for content: offset, end, type and id.
       parts: per pool; of what grows with the history ``[start, stop)``, of every other
-        form what resuming at ``stop`` requires.
+        form what is kept of that, and what resuming at ``stop`` requires.
       age: logical time of the store at which it was written.
     """
 

@@ -35,7 +35,7 @@ def test_another_process_resumes_what_was_stored(name):
     first = stored(toy.EVERY_KIND[name]())
     ready = first.match([*CHAT, 0])
     assert ready.verdict == Verdict.RESUMABLE
-    assert set(first.ends()) <= {"saved", "there"}
+    assert set(first.ends()) <= {"saved", "there", "merged"}
     second = first.restarted()
     waits = second.match([*CHAT, 0])
     assert (waits.verdict, waits.length) == (Verdict.NEEDS_IO, ready.length)
@@ -231,7 +231,8 @@ def test_a_block_that_is_damaged_fails_one_load_and_is_not_asked_for_again():
     second = first.restarted()
     ready = second.match([*CHAT, 0])
     for name in second.objects.names("packs/"):
-        flip(second.objects, name, 3)
+        data = second.objects.objects[name]
+        second.objects.objects[name] = bytes(byte ^ 1 for byte in data)
     report = second.load([*CHAT, 0])
     assert (report.failed, report.stage) == (True, LoadStage.READ)
     assert "no longer has" in report.why
@@ -304,6 +305,24 @@ def test_a_save_whose_block_is_lost_writes_no_record():
     session.save()
     assert session.ends() == {"lost": 1}
     assert session.objects.names("records/") == []
+
+
+def test_every_point_that_is_kept_is_resumed_from_one_record():
+    """A prompt that leaves the saved one early finds the windows of its own point."""
+    some = toy.fine()
+    first = Saved(some)
+    first.store(CHAT, (some.grid,), each=True)
+    assert first.prefixes.saving == 2
+    first.save()
+    # Of 16 publications and the release the first had its turn, the last one counts.
+    assert first.ends() == {"saved": 2, "merged": 15}
+    for length in range(some.grid, len(CHAT) + 1, some.grid):
+        prompt = [*CHAT[:length], 0, 0, 0]
+        ready = first.match(prompt)
+        second = first.restarted()
+        plan = second.answer(prompt)
+        assert (plan.verdict, plan.length) == (ready.verdict, ready.length)
+        assert ready.verdict == Verdict.RESUMABLE
 
 
 def test_no_more_saves_wait_than_may(monkeypatch):
