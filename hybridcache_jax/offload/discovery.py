@@ -4,6 +4,10 @@ A record that was found is read no further: its blocks get places of the tier, c
 name those, and a plan that needs them waits for I/O.  What comes is verified then.
 """
 
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
@@ -16,6 +20,7 @@ from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import Prefix, find_records
+from hybridcache_jax.store.ticks import mark_used
 
 
 class Discovery:
@@ -25,6 +30,7 @@ class Discovery:
         self,
         plan: CapacityPlan,
         store: PrefixStore,
+        executor: Executor,
         tier: HostTier,
         index: PrefixIndex,
         whereabouts: Whereabouts,
@@ -35,12 +41,14 @@ class Discovery:
         Args:
           plan: the plan of the caches.
           store: where records lie.
+          executor: notes there, beside the compiled steps, which of them are used.
           tier: gives blocks of them places.
           index: claims them.
           whereabouts: says what claims call those places.
           watch: counts lookups that failed, and records that are passed by.
         """
         self._plan, self._store, self._tier = plan, store, tier
+        self._executor = executor
         self._index, self._whereabouts, self._watch = index, whereabouts, watch
 
     def claim(
@@ -104,4 +112,12 @@ class Discovery:
         if fresh:
             tokens = prefix.tokens[: found.length]
             self._index.insert(key, tokens, columns, epochs, holds, prefix.contents)
+            keys = [record.key for record in found.records]
+            self._executor.submit(_note, self._store, keys)
         return fresh
+
+
+def _note(store: PrefixStore, keys: Sequence[bytes]) -> None:
+    """Keeps records from being collected as unused; they are of use without it."""
+    with contextlib.suppress(Exception):
+        mark_used(store, keys)

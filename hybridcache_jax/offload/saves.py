@@ -32,9 +32,11 @@ from hybridcache_jax.store.pack import write_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import (
     PoolBlocks,
+    Prefix,
     find_records,
     write_record,
 )
+from hybridcache_jax.store.ticks import tick
 from hybridcache_jax.store.trust import stored_prefix
 
 MOST_WAITING = 64
@@ -218,15 +220,8 @@ class Saves:
                 places |= yield from self._written(copied)
                 copied = []
         places |= yield from self._written(copied)
-        yield from self._done(
-            write_record,
-            self._store,
-            prefix,
-            start,
-            self._parts(named, places),
-            library=__version__,
-            age=0,
-        )
+        parts = self._parts(named, places)
+        yield from self._done(_write, self._store, prefix, start, parts)
         self._learn(save, places)
         return SaveEnd.SAVED
 
@@ -303,3 +298,11 @@ class Saves:
                 epoch = int(claims.epochs[pool][number])
                 if block != NOTHING:
                     self._whereabouts.lies(pool, block, epoch, where)
+
+
+def _write(
+    store: PrefixStore, prefix: Prefix, start: int, parts: list[PoolBlocks]
+) -> None:
+    """Writes the record of blocks that are written."""
+    now = tick(store)
+    write_record(store, prefix, start, parts, library=__version__, age=now)

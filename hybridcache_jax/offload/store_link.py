@@ -53,7 +53,9 @@ class StoreLink:
         where = outer.whereabouts
         outer.tier.reader = Fetches(plan, store, executor)
         self.saves = Saves(plan, store, executor, index, where, watch)
-        self._discovery = Discovery(plan, store, outer.tier, index, where, watch)
+        self._discovery = Discovery(
+            plan, store, executor, outer.tier, index, where, watch
+        )
         # Producers that could not be given up in the store, for want of it.
         self._unused: set[Identity] = set()
 

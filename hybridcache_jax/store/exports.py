@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 from blake3 import blake3
 
+from hybridcache_jax.offload.payload import DIGEST_BYTES
 from hybridcache_jax.store.archive import (
     FORMAT,
     HEADER,
@@ -18,7 +19,7 @@ from hybridcache_jax.store.archive import (
     plain_member,
 )
 from hybridcache_jax.store.inventory import StoredRecord, take_inventory
-from hybridcache_jax.store.pack import BLOCK_DIGEST_BYTES, digest_in
+from hybridcache_jax.store.pack import digest_in
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 from hybridcache_jax.store.selection import ancestors
 from hybridcache_jax.store.sizes import OnProgress, pack_sizes
@@ -138,7 +139,7 @@ class _PackReader(io.RawIOBase):
 
     @property
     def digest(self) -> str:
-        return self._hash.hexdigest(length=BLOCK_DIGEST_BYTES)
+        return self._hash.hexdigest(length=DIGEST_BYTES)
 
     def readable(self) -> bool:
         return True

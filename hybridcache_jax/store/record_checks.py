@@ -11,11 +11,12 @@ import numpy as np
 from hybridcache_jax.codes import Provenance
 from hybridcache_jax.contents import ContentId, Contents
 from hybridcache_jax.identity import Identity
+from hybridcache_jax.offload.payload import DIGEST_BYTES
 from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.store.inventory import record_name
 from hybridcache_jax.store.keys import chain, root_key
 from hybridcache_jax.store.manifest import Manifest, PoolPart
-from hybridcache_jax.store.pack import BLOCK_DIGEST_BYTES, is_pack_name
+from hybridcache_jax.store.pack import is_pack_name
 from hybridcache_jax.store.sizes import block_size
 
 
@@ -120,5 +121,5 @@ def _part_problems(parts: Sequence[PoolPart]) -> Iterable[str]:
         for place in part.blocks:
             if not is_pack_name(place.pack) or place.start < 0:
                 yield f"block {place.number} of pool {part.pool} lies nowhere"
-            elif len(place.digest) != BLOCK_DIGEST_BYTES:
+            elif len(place.digest) != DIGEST_BYTES:
                 yield f"block {place.number} of pool {part.pool} has no digest"

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 
 from blake3 import blake3
 
+from hybridcache_jax.offload.payload import DIGEST_BYTES
 from hybridcache_jax.store.inventory import (
     QUARANTINE,
     Unread,
     read_manifests,
 )
 from hybridcache_jax.store.manifest import PoolPart
+from hybridcache_jax.store.pack import FOLDER as PACKS
 from hybridcache_jax.store.pack import (
-    BLOCK_DIGEST_BYTES,
     block_digest,
     digest_in,
     is_pack_name,
@@ -210,7 +211,7 @@ def _pack_problems(
     except ShortObjectError:
         # It was replaced, or deleted and written anew, while it was read.
         return size, Problem(pack, "it changed while it was read"), wrong
-    digest = whole.hexdigest(length=BLOCK_DIGEST_BYTES)
+    digest = whole.hexdigest(length=DIGEST_BYTES)
     if digest != digest_in(pack):
         return size, Problem(pack, f"its bytes have the digest {digest}"), wrong
     return size, None, wrong

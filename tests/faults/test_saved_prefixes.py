@@ -14,6 +14,7 @@ import hybridcache_jax as hc
 from hybridcache_jax import Verdict
 from hybridcache_jax.offload import saves
 from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.prefix_store import StoreError
 from hybridcache_jax.testing.stores import MemoryStore
 
@@ -357,3 +358,17 @@ def test_a_store_needs_a_tier():
     plan = toy.fine().plan
     with pytest.raises(ValueError, match="needs places in a tier"):
         hc.PrefixCache(plan, store=MemoryStore())
+
+
+def test_what_is_used_is_not_collected_and_what_is_not_goes():
+    first = stored(toy.fine())
+    for _ in range(3):
+        collect(first.objects, keep_ticks=1)
+        second = first.restarted()
+        plan = second.answer([*CHAT, 0])
+        assert plan.verdict == Verdict.RESUMABLE
+    for _ in range(3):
+        collect(first.objects, keep_ticks=1)
+    third = first.restarted()
+    assert third.match([*CHAT, 0]).verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    assert not first.objects.names("packs/")
