@@ -117,6 +117,72 @@ def flip(store, name, bit):
         store.objects[name] = bytes(data)
 
 
+@pytest.mark.on_disk("B91")
+def test_b91_what_another_process_is_told_is_what_it_gets():
+    """Saved P[:8]; the next process asks for P[:9] and runs one position."""
+    first = stored(toy.fine(), P[:8])
+    second = first.restarted()
+    waits = second.match(P[:9])
+    assert (waits.verdict, waits.length) == (Verdict.NEEDS_IO, 8)
+    report = second.load(P[:9])
+    assert report.ready
+    now = second.match(P[:9])
+    assert (now.verdict, now.length, now.start) == (Verdict.RESUMABLE, 8, 8)
+    assert report.load.plan.length == now.length
+    assert second.answer(P[:9]).start == 8
+
+
+@pytest.mark.on_disk("B95")
+def test_b95_nothing_is_saved_and_found_as_nothing():
+    session = Saved(toy.fine())
+    lease = session.admit(P[:3])
+    session.release(lease)
+    session.save()
+    assert session.objects.objects == {}
+    live = session.admit(P[:3])
+    session.feed(live, P[:3])
+    for prompt in ([], P[:1], [7, 7, 7]):
+        plan = session.match(prompt)
+        assert (plan.verdict, plan.length) == (Verdict.NEEDS_FULL_RECOMPUTE, 0)
+    # A record that is named and is not there, beside a row of three tokens.
+    saved = stored(toy.fine(), P[:8], session.objects)
+    waits = session.match(P[:9])
+    for name in list(saved.objects.objects):
+        saved.objects.delete(name)
+    assert (waits.verdict, waits.length) == (Verdict.NEEDS_IO, 8)
+    assert session.load(P[:9]).failed
+    session.check(live, P[:3])
+    session.feed(live, P[3:6])
+    session.check(live, P[:6])
+
+
+@pytest.mark.on_disk("B87")
+def test_b87_marks_of_use_that_are_missing_or_wrong_harm_nothing():
+    """One record's mark is lost, another's lies ahead, and the ticks begin anew."""
+    store, some = MemoryStore(), toy.fine()
+    prompts = [[first, *P[1:8]] for first in (1, 2, 3)]
+    for prompt in prompts:
+        stored(some, prompt, store)
+    collect(store, keep_ticks=9)
+    for prompt in prompts:
+        stored(some, [*prompt, 0], store)
+    lost, ahead, _ = sorted(store.names("used/"))
+    store.delete(lost)
+    store.put(ahead.replace("/000000000001/", "/000000999999/"), b"")
+    for name in store.names("ticks/"):
+        store.delete(name)
+    for _ in range(4):
+        collect(store, keep_ticks=9)
+    for prompt in prompts:
+        assert Saved(some, store).answer([*prompt, 0]).length == 8
+    # None of them is immortal where there is a limit.
+    collect(store, quota=1)
+    assert store.names("records/") == []
+    for prompt in prompts:
+        assert Saved(some, store).match([*prompt, 0]).length == 0
+
+
+@pytest.mark.outer_tier("B41")
 def test_b41_a_namespace_finds_its_own_prefixes_in_the_store_and_no_other():
     some = toy.fine()
     first = Saved(some)

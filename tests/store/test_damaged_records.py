@@ -156,6 +156,7 @@ def folder(tmp_path_factory):
 @pytest.mark.kind("K14")
 @settings(max_examples=25)
 @given(st.integers(0, 5), st.integers(0, 10**6), st.sampled_from(DAMAGES))
+@pytest.mark.on_disk("K14")
 def test_damage_in_a_folder_costs_what_it_hits_and_nothing_else(
     folder, number, place, damage
 ):

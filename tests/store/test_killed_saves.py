@@ -119,6 +119,7 @@ def cut_at(stored, nursery, events, where, name, places):
 CHANGES = {"mkdir", "create", "write", "fsync", "rename"}
 
 
+@pytest.mark.on_disk("B52")
 def test_b52_a_save_that_is_killed_leaves_the_five_the_seven_or_nothing(
     stored, nursery, events, tmp_path
 ):
@@ -176,6 +177,7 @@ def along(there):
 @pytest.mark.kind("K13")
 @settings(max_examples=8)
 @given(st.lists(st.tuples(st.sampled_from([5, 7]), FAULTS), min_size=1, max_size=4))
+@pytest.mark.on_disk("K13")
 def test_saves_one_after_the_other_are_whole_or_not_there(
     nursery, tmp_path_factory, saves
 ):

@@ -73,6 +73,7 @@ def orders(first, second):
         for pair in PAIRS
     ],
 )
+@pytest.mark.on_disk("B53")
 def test_b53_whole_objects_in_every_order(nursery, tmp_path, pair):
     """Objects are written one after the other: a pack and a manifest of each."""
     ends = set()
