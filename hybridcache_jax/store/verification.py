@@ -24,7 +24,6 @@ from hybridcache_jax.store.pack import (
     is_pack_name,
     pack_digest,
 )
-from hybridcache_jax.store.pack import FOLDER as PACKS
 from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 from hybridcache_jax.store.record_checks import beginning, ending, record_problems

@@ -251,7 +251,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize(("what", "data", "why"), HOSTILE, ids=str)
+@pytest.mark.parametrize(("what", "data", "why"), HOSTILE, ids=range(len(HOSTILE)))
 def test_what_does_not_belong_there_is_refused(tmp_path, archive, what, data, why):
     file = changed(tmp_path, archive, more=[(what, data)])
     store = Watched()
