@@ -4,8 +4,9 @@ A record goes by its manifest alone, what goes on from it before.  Packs go in t
 phases: a run notes those that no manifest names, the next run deletes those of them
 that still none names.  So runs need no locks, may be cut at any moment and may overlap,
 and a writer beside them loses nothing unless one record takes it the whole time between
-two runs.  What cannot be read is never deleted, and what it names is unknown: no pack
-goes while there is such a manifest.
+two runs.  (One that is written in the very moment in which its old self, or what it
+goes on from, goes for age, is missed like those.)  What cannot be read is never
+deleted, and what it names is unknown: no pack goes while there is such a manifest.
 """
 
 import dataclasses
@@ -32,6 +33,9 @@ from hybridcache_jax.store.ticks import (
     mark_used,
     next_tick,
 )
+
+# Records that are deleted between two looks at what is new.
+_AT_ONCE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,20 +148,43 @@ class _Run:
 
     def drop(self, chosen: Sequence[StoredRecord]) -> list[StoredRecord]:
         """Deletes records, but for those that came into use since they were chosen."""
-        if self.dry_run or not chosen:
+        if self.dry_run:
             return list(chosen)
+        gone = []
+        for first in range(0, len(chosen), _AT_ONCE):
+            some = chosen[first : first + _AT_ONCE]
+            stay = self._came_into_use(some, {record.name for record in gone})
+            for record in some:
+                if record.name in stay:
+                    continue
+                if self._was_written_again(record):
+                    stay |= ancestors(self.inventory.records, [record.parent])
+                    continue
+                # One after the other: what goes on from a record goes before it.
+                self.store.delete(record.name)
+                gone.append(record)
+            self._tell("deleting records", first + len(some), len(chosen))
+        return gone
+
+    def _came_into_use(
+        self, chosen: Sequence[StoredRecord], gone: set[str]
+    ) -> set[str]:
+        """Names of records that are needed by what was written or used meanwhile."""
         records = self.inventory.records
-        known = {each.name for each in (*records, *self.inventory.unread)}
+        known = {each.name for each in (*records, *self.inventory.unread)} - gone
         marks = last_used(self.store)
         used = [
             record.key for record in chosen if marks.get(record.key, 0) > record.used
         ]
         fresh = [n for n in self.store.names(RECORDS + "/") if n not in known]
-        stay = ancestors(records, [*_parents_in(fresh), *used])
-        gone = [record for record in chosen if record.name not in stay]
-        # One after the other: what goes on from a record goes before it.
-        self._delete("deleting records", [record.name for record in gone], 1)
-        return gone
+        return ancestors(records, [*_parents_in(fresh), *used])
+
+    def _was_written_again(self, record: StoredRecord) -> bool:
+        read = read_manifests(self.store, [record.name])
+        return any(
+            not isinstance(found, Manifest) or found.age > record.written
+            for _, _, found in read
+        )
 
     def sweep(
         self,
@@ -182,18 +209,21 @@ class _Run:
         noted = pack_sizes(self.store, left, threads=self.threads)
         if self.dry_run:
             return swept, noted
-        self._delete("deleting packs", list(swept), self.threads)
+        self._delete("deleting packs", list(swept))
         # Last, so that a run that overlaps with this one does not act on its note.
         written = write_note(self.store, self.now, noted) if noted else None
         old = [name for name in notes if name != written]
-        self._delete("deleting notes", old, self.threads)
+        self._delete("deleting notes", old)
         forget_marks(self.store, self.now - 1, [record.key for record in kept])
         return swept, noted
 
-    def _delete(self, what: str, names: Sequence[str], threads: int) -> None:
-        for done, _ in enumerate(in_order(self.store.delete, names, threads)):
-            if self.on_progress is not None:
-                self.on_progress(what, done, len(names))
+    def _delete(self, what: str, names: Sequence[str]) -> None:
+        for done, _ in enumerate(in_order(self.store.delete, names, self.threads)):
+            self._tell(what, done, len(names))
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self.on_progress is not None:
+            self.on_progress(what, done, total)
 
 
 def _parents_in(names: Sequence[str]) -> list[bytes]:

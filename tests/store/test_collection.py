@@ -285,10 +285,11 @@ def test_what_is_written_during_a_run_stays_or_is_as_if_it_never_was(tokens):
         write(store, tokens)
         return call == ("names", "records/") and there == 2
 
+    lost = 0
     for store, before_last_look in all_calls(run, during):
         found = length_read(store, tokens)
-        # A record that was chosen and is written again meanwhile may go with the old.
-        assert found == len(tokens) or tokens == OLD[:8]
+        # A record that is written again while the old one is deleted goes with it.
+        lost += found != len(tokens)
         sound(store)
         # Only packs that are looked at before and used after are noted for nothing.
         if before_last_look or tokens != OLD[:8]:
@@ -296,10 +297,11 @@ def test_what_is_written_during_a_run_stays_or_is_as_if_it_never_was(tokens):
         for _ in range(2):
             collect(store)
         assert length_read(store, tokens) == found
+    assert lost == (1 if tokens == OLD[:8] else 0)
 
 
 def test_what_came_into_use_during_a_run_stays_if_it_was_there_still():
-    """Between the last look and the first deletion nothing helps; three calls."""
+    """Between the last look and the first deletion nothing helps; five calls."""
     key, short = write(Memory(), OLD, 8).key, 0
 
     def during(store):
@@ -311,11 +313,11 @@ def test_what_came_into_use_during_a_run_stays_if_it_was_there_still():
         _, old = sound(store)
         assert old in (0, 12)
         short += old == 0 and there == 4
-    assert short <= 3
+    assert short <= 5
 
 
 def test_what_a_new_record_goes_on_from_stays_if_it_was_there_still():
-    """Between the last look and the first deletion nothing helps; that is one call."""
+    """Between the last look and the first deletion nothing helps; three calls."""
     short = 0
 
     def during(store):
@@ -327,7 +329,7 @@ def test_what_a_new_record_goes_on_from_stays_if_it_was_there_still():
         found = length_read(store, NEW)
         assert found in (0, 12)
         short += found == 0 and there == 4
-    assert short <= 1
+    assert short <= 3
 
 
 class Late:
