@@ -14,10 +14,10 @@ from hybridcache_jax.offload.payload import DIGEST_BYTES
 from hybridcache_jax.store.inventory import (
     QUARANTINE,
     Unread,
+    is_foreign,
     read_manifests,
 )
 from hybridcache_jax.store.manifest import PoolPart
-from hybridcache_jax.store.pack import FOLDER as PACKS
 from hybridcache_jax.store.pack import (
     block_digest,
     digest_in,
@@ -128,7 +128,11 @@ def verify(
         for part in found.parts:
             for pack, place in _places(name, part):
                 places.setdefault(pack, []).append(place)
-    names = list(store.names(PACKS + "/"))
+    names = list(store.names(""))
+    problems += [
+        Problem(name, "nothing of this library is called so", damage=False)
+        for name in filter(is_foreign, names)
+    ]
     chosen = sorted({*places, *filter(is_pack_name, names)})
     bad_packs, read, nbytes = [], 0, 0
     looked_at = in_order(

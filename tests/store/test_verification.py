@@ -42,6 +42,16 @@ def test_a_whole_store_has_no_problems():
     assert store.objects == before
 
 
+def test_what_is_not_the_librarys_is_listed_and_stays():
+    store = filled()
+    others = {"readme": b"", "packs/readme": b"", "x/y": b""}
+    store.objects.update(others)
+    found = verify(store, quarantine=True)
+    assert {each.name for each in found.problems} == set(others)
+    assert found.sound
+    assert others.items() <= store.objects.items()
+
+
 def test_an_empty_store_is_sound():
     assert verify(Memory()).sound
 
