@@ -159,7 +159,8 @@ def usage(found: Usage) -> Table:
 
 def exported(done: Export, file: str) -> Table:
     """Of ``export``."""
-    lines = [f"not read, left out: {name}" for name in done.unread]
+    lines = _some([f"not read, left out: {name}" for name in done.unread])
+    lines += _some([f"given up, left out: {name}" for name in done.given_up])
     lines.append(
         f"{len(done.records)} records and {done.packs} packs in {file}, "
         f"{format_bytes(done.nbytes)}"

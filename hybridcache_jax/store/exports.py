@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 from blake3 import blake3
 
+from hybridcache_jax.identity import Identity
 from hybridcache_jax.offload.payload import DIGEST_BYTES
 from hybridcache_jax.store.archive import (
     FORMAT,
@@ -23,6 +24,7 @@ from hybridcache_jax.store.pack import digest_in
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
 from hybridcache_jax.store.selection import ancestors
 from hybridcache_jax.store.sizes import OnProgress, pack_sizes
+from hybridcache_jax.store.trust import generation
 
 _BUFFER = 8 * 2**20
 
@@ -36,12 +38,14 @@ class Export:
       packs: how many packs they name.
       nbytes: of the file.
       unread: names of what lies among the records and cannot be read.
+      given_up: names of records that nobody finds any more; they are left out.
     """
 
     records: tuple[str, ...]
     packs: int
     nbytes: int
     unread: tuple[str, ...]
+    given_up: tuple[str, ...]
 
 
 def export_records(
@@ -77,6 +81,8 @@ def export_records(
                 raise ArchiveError(f"There is no record with the key {key.hex()}.")
         names = ancestors(records, chosen)
         records = [record for record in records if record.name in names]
+    given_up = _given_up(store, records)
+    records = [record for record in records if record.name not in given_up]
     records.sort(key=lambda record: (record.start, record.name))
     least = [record.packs for record in records]
     packs = pack_sizes(store, least, on_progress, threads)
@@ -92,7 +98,25 @@ def export_records(
     finally:
         part.unlink(missing_ok=True)
     unread = tuple(each.name for each in inventory.unread)
-    return Export(tuple(record.name for record in records), len(packs), nbytes, unread)
+    names = tuple(record.name for record in records)
+    return Export(names, len(packs), nbytes, unread, tuple(sorted(given_up)))
+
+
+def _given_up(store: PrefixStore, records: list[StoredRecord]) -> set[str]:
+    """Names of records that were given up, or whose producer is none."""
+    now: dict[Identity, int] = {}
+    found = set()
+    for record in records:
+        try:
+            identity = Identity(**record.identity)  # type: ignore[arg-type]
+            if identity not in now:
+                now[identity] = generation(store, identity)
+        except TypeError:
+            found.add(record.name)
+            continue
+        if record.generation != now[identity]:
+            found.add(record.name)
+    return found
 
 
 def _write(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from hybridcache_jax.identity import Identity
 from hybridcache_jax.store.archive import ArchiveReader
 from hybridcache_jax.store.inventory import (
     StoredRecord,
@@ -41,6 +42,7 @@ from hybridcache_jax.store.records import FOLDER as RECORDS
 from hybridcache_jax.store.sizes import OnProgress, block_size
 from hybridcache_jax.store.sweeps import noted_packs
 from hybridcache_jax.store.ticks import tick
+from hybridcache_jax.store.trust import generation
 
 # Bytes of blocks that are read back at once.
 _MOST = 64 * 2**20
@@ -73,7 +75,8 @@ def import_records(
     """Writes the records of an archive into a store: packs first, manifests last.
 
     Records that are there already are left alone, so an import that was cut short may
-    be started again.  What is written is of the store's present tick.
+    be started again.  What is written is of the store's present tick.  A producer whose
+    records were given up more or less often where they come from is refused.
 
     Args:
       store: where to.
@@ -91,15 +94,17 @@ def import_records(
         refused = list(archive.refused)
         wanted: dict[str, StoredRecord] = {}
         present = []
+        generations: dict[Identity, int] = {}
         for name, manifest, why in archive.manifests():
             if manifest is None:
                 refused.append((name, why))
                 continue
             whole, other = _there(store, name)
-            if whole:
-                present.append(name)
-            elif other:
+            other = other or _generation_problem(store, manifest, generations)
+            if other:
                 refused.append((name, other))
+            elif whole:
+                present.append(name)
             else:
                 wanted[name] = summary(name, 0, manifest)
         renamed, written, bad = _put_packs(store, archive, wanted, on_progress)
@@ -120,6 +125,18 @@ def import_records(
                 ends.add(ending(manifest))
                 records.append(name)
     return Import(tuple(records), tuple(present), written, tuple(refused))
+
+
+def _generation_problem(
+    store: PrefixStore, manifest: Manifest, known: dict[Identity, int]
+) -> str:
+    """Why a record would be found never, or only when others are given up; or ""."""
+    identity = Identity(**manifest.identity)  # type: ignore[arg-type]
+    if identity not in known:
+        known[identity] = generation(store, identity)
+    if manifest.generation == known[identity]:
+        return ""
+    return f"its generation is {manifest.generation}, the store's {known[identity]}"
 
 
 class _Ends:

@@ -28,13 +28,14 @@ from hybridcache_jax.store.records import FOLDER as RECORDS
 from hybridcache_jax.store.sizes import OnProgress, block_size, object_size
 from hybridcache_jax.store.sweeps import SWEEPS
 from hybridcache_jax.store.ticks import TICKS, USED, last_used, tick
+from hybridcache_jax.store.trust import FOLDER as GIVEN_UP
 
 QUARANTINE = "quarantine"
 """Folder of what was found damaged."""
 
 _HEX = r"([0-9a-f]{32})"
 _RECORD = re.compile(f"{RECORDS}/{_HEX}/{_HEX}/{_HEX}")
-_OURS = (RECORDS, PACKS, TICKS, USED, SWEEPS, QUARANTINE)
+_OURS = (RECORDS, PACKS, TICKS, USED, SWEEPS, GIVEN_UP, QUARANTINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,7 @@ class StoredRecord:
       grid: tokens of a grid unit.
       identity: fields of the producer's identity.
       scope: who may read it.
+      generation: how often its producer's records were given up before.
       provenance: of everything in it.
       library: version that wrote it.
       written: tick at which it was written.
@@ -83,6 +85,7 @@ class StoredRecord:
     grid: int
     identity: Mapping[str, str | int | None]
     scope: int
+    generation: int
     provenance: int
     library: str
     written: int
@@ -250,6 +253,7 @@ def summary(name: str, size: int, manifest: Manifest) -> StoredRecord:
         grid=manifest.grid,
         identity=manifest.identity,
         scope=manifest.scope,
+        generation=manifest.generation,
         provenance=manifest.provenance,
         library=manifest.library,
         written=manifest.age,

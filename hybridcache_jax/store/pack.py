@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from hybridcache_jax.offload.payload import DIGEST_BYTES
 from hybridcache_jax.store.manifest import BlockPlace
-from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
+from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError, StoreError
 from hybridcache_jax.store.sweeps import noted_packs
 
 FOLDER = "packs"
@@ -71,6 +71,34 @@ def digest_in(name: str) -> str:
 
 def _is_place(place: BlockPlace) -> bool:
     return is_pack_name(place.pack) and 0 <= place.start < _LARGEST
+
+
+class GonePackError(StoreError):
+    """Blocks that lay in a store are there no more, or go before long."""
+
+
+def check_lasting(store: PrefixStore, places: Iterable[BlockPlace]) -> None:
+    """Checks that a new record may name blocks that lie in a store already.
+
+    Who remembers where blocks lie may do so for longer than the records last that named
+    them: their packs may be swept, or be next.
+
+    Args:
+      store: the store.
+      places: of the blocks.
+
+    Raises:
+      GonePackError: if a pack is gone or noted for the next sweep; write its blocks
+        anew.
+      StoreError: if the store fails.
+    """
+    packs = sorted({place.pack for place in places})
+    noted = noted_packs(store) if packs else ()
+    for pack in packs:
+        if pack in noted or store.get(pack, 0, 0) is None:
+            raise GonePackError(
+                f"{pack} is gone, or goes with the next sweep; write its blocks anew."
+            )
 
 
 def write_blocks(

@@ -33,7 +33,7 @@ from hybridcache_jax.store.manifest import (
     decode,
     encode,
 )
-from hybridcache_jax.store.pack import write_blocks
+from hybridcache_jax.store.pack import check_lasting, write_blocks
 from hybridcache_jax.store.prefix_store import (
     LargeObjectError,
     PrefixStore,
@@ -140,6 +140,7 @@ def write_record(
     Raises:
       ValueError: if ``start`` and the tokens are no whole grid units, or nothing lies
         between them; or if the manifest would be too large to be read again.
+      GonePackError: if a block lies in the store no more, or not for long.
       StoreError: if the store fails.
     """
     keys, stop, grid = prefix.keys(), len(prefix.tokens), prefix.grid
@@ -149,6 +150,8 @@ def write_record(
             f"to {stop}."
         )
     layouts = [layout_of(part.pool) for part in parts]
+    blocks = [block for part in parts for _, block in part.blocks]
+    check_lasting(store, [block for block in blocks if isinstance(block, BlockPlace)])
     fresh = [
         (number, block.data())
         for part in parts

@@ -1,5 +1,6 @@
 """Records go from store to store in one file, whole or not at all."""
 
+import dataclasses
 import functools
 import io
 import json
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_records import CutError, Watched, copied, cut, length_read, write
+from kept_records import KEY, CutError, Watched, copied, cut, length_read, write
 from memory_store import Memory
 from test_manifest import sealed
 
@@ -23,6 +24,7 @@ from hybridcache_jax.store.exports import export_records
 from hybridcache_jax.store.imports import import_records
 from hybridcache_jax.store.manifest import decode, encode
 from hybridcache_jax.store.ticks import next_tick
+from hybridcache_jax.store.trust import give_up
 from hybridcache_jax.store.verification import verify
 
 LONG, OTHER = list(range(12)), [7] * 4
@@ -278,7 +280,7 @@ def rewritten(change):
     ("change", "why"),
     [
         (rewritten({"tokens": bytes(16)}), "tokens|key"),
-        (rewritten({"generation": 3}), "producer|goes on from"),
+        (rewritten({"generation": 3}), "producer|generation"),
         (rewritten({"stop": 2**50}), "tokens"),
         (
             lambda m, data: sealed(b"x", version=3) if "records" in m.name else data,
@@ -310,6 +312,25 @@ def test_a_record_whose_parent_is_not_there_is_refused(tmp_path, archive):
     write(store, LONG[:8])
     import_records(store, file)
     assert ends(store) == (12, 4)
+
+
+def test_what_was_given_up_comes_back_through_no_archive(tmp_path, archive):
+    """Nor what was not: it would be found when the store gives up as often itself."""
+    file, other = tmp_path / "a.tar", tmp_path / "b.tar"
+    file.write_bytes(archive)
+    store = Watched()
+    give_up(store, KEY.identity)
+    done = import_records(store, file)
+    assert done.records == ()
+    assert {why for _, why in done.refused} == {"its generation is 0, the store's 1"}
+    write(store, OTHER, key=dataclasses.replace(KEY, generation=1))
+    write(store, LONG)
+    done = export_records(store, other)
+    assert (len(done.records), len(done.given_up)) == (1, 1)
+    fresh = Watched()
+    ((_, why),) = import_records(fresh, other).refused
+    assert why == "its generation is 1, the store's 0"
+    assert verify(store).problems == verify(fresh).problems == ()
 
 
 def test_a_record_of_a_later_format_is_not_replaced(tmp_path, archive):

@@ -12,6 +12,7 @@ from test_manifest import sealed
 
 from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.manifest import decode, encode
+from hybridcache_jax.store.pack import GonePackError
 from hybridcache_jax.store.sweeps import noted_packs
 from hybridcache_jax.store.ticks import mark_used, next_tick, tick
 from hybridcache_jax.store.verification import verify
@@ -420,6 +421,23 @@ def test_a_pack_that_is_about_to_be_swept_is_written_under_another_name():
     assert list(collect(store).swept) == [left]
     assert verify(store).problems == ()
     assert length_read(store, NEW) == 12
+
+
+def test_places_that_are_remembered_too_long_make_no_record():
+    """Swept packs, and those that are next, are not named again."""
+    store = Watched()
+    first = write(store, [1] * 8)
+    places = {place.number: place for place in first.parts[1].blocks}
+    (name,) = store.names("records/")
+    store.delete(name)
+    for _ in range(2):
+        collect(store)
+        with pytest.raises(GonePackError, match="write its blocks anew"):
+            write(store, [1] * 12, known=places)
+        assert store.names("records/") == []
+    assert store.names("packs/") == []
+    write(store, [1] * 12)
+    assert length_read(store, [1] * 12) == 12
 
 
 NAME = "/".join(["0" * 32] * 3)

@@ -129,6 +129,22 @@ KEEPING = (
         (_ARCHIVE + "test_a_record_of_a_later_format_is_not_replaced",),
     ),
     Mutation(
+        "given-up-records-imported",
+        "store/imports.py",
+        "if manifest.generation == known[identity]:",
+        "if True:",
+        "what was given up is found again when its new store gives up as often",
+        (_ARCHIVE + "test_what_was_given_up_comes_back_through_no_archive",),
+    ),
+    Mutation(
+        "swept-packs-named-again",
+        "store/pack.py",
+        "if pack in noted or store.get(pack, 0, 0) is None:",
+        "if False:",
+        "a record names blocks that are gone, and is never written whole",
+        (_GC + "test_places_that_are_remembered_too_long_make_no_record",),
+    ),
+    Mutation(
         "archives-read-without-bound",
         "store/archive.py",
         "left if size < 0 else min(size, left)",
