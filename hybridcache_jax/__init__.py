@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from hybridcache_jax.spec import CacheSpec as CacheSpec
     from hybridcache_jax.state import HybridCache as HybridCache
     from hybridcache_jax.state import init as init
+    from hybridcache_jax.store.objects import ObjectStore as ObjectStore
+    from hybridcache_jax.store.orbax_store import OrbaxPrefixStore as OrbaxPrefixStore
     from hybridcache_jax.view import StepView as StepView
     from hybridcache_jax.view import begin_step as begin_step
     from hybridcache_jax.view import end_step as end_step
@@ -77,6 +79,8 @@ _HOME = {
     "Load": "offload.loads",
     "LoadReport": "offload.loads",
     "NoRoomError": "errors",
+    "ObjectStore": "store.objects",
+    "OrbaxPrefixStore": "store.orbax_store",
     "Overdue": "deadlines",
     "Plane": "entry",
     "PrefixCache": "prefix_cache",

@@ -3,8 +3,8 @@
 The façade over claims (host) and facts (in the cache).  The cache itself stays a
 value: every method that changes it takes one and returns one, and only the newest
 value of the line is accepted.  Methods are called between compiled steps, from one
-thread.  They lie by topic: leases, room, sequences, shadow runs and the store in files
-of those names.
+thread.  They lie by topic: leases, room, sequences, shadow runs, the store, snapshots
+in files of those names.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from hybridcache_jax.prefix_room import RoomMethods
 from hybridcache_jax.prefix_saves import SaveMethods
 from hybridcache_jax.prefix_sequences import SequenceMethods
 from hybridcache_jax.prefix_shadow import ShadowMethods
+from hybridcache_jax.prefix_snapshots import SnapshotMethods
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache
@@ -34,7 +35,12 @@ from hybridcache_jax.upkeep import UNKNOWN
 
 
 class PrefixCache(
-    LeaseMethods, SaveMethods, RoomMethods, SequenceMethods, ShadowMethods
+    LeaseMethods,
+    SaveMethods,
+    RoomMethods,
+    SequenceMethods,
+    ShadowMethods,
+    SnapshotMethods,
 ):
     """Stored prefixes of one cache: claims, and the way from claim to lease.
 

@@ -7,7 +7,7 @@ its word, every claim is checked against the facts before use.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from hybridcache_jax.claims import (
     join,
 )
 from hybridcache_jax.contents import ContentKeys, Contents
+from hybridcache_jax.identity import Identity
 from hybridcache_jax.index_pruning import Pruning
 from hybridcache_jax.rollout import Key
+from hybridcache_jax.saved_claims import Prefix, SavedClaims, saved
 from hybridcache_jax.spec import CacheSpec
 
 # Tokens from which on a leaf is not made longer but gets a child.
@@ -63,6 +65,27 @@ class PrefixIndex:
     def stored_keys(self) -> tuple[Key, ...]:
         """Keys under which something is claimed."""
         return tuple(self._roots)
+
+    def saved(
+        self,
+        which: Callable[[Key], bool],
+        blocks: tuple[int, ...],
+        versions: Mapping[Identity, int],
+    ) -> SavedClaims:
+        """The claims under some keys as data.
+
+        Args:
+          which: tells the keys.
+          blocks: of each pool.
+          versions: ids of identities in the facts.
+        """
+        roots = {key: root for key, root in self._roots.items() if which(key)}
+        content = self._content_keys.content
+        return saved(roots, self._sizes, blocks, versions, content)
+
+    def prefixes_of(self, claims: SavedClaims) -> Iterator[Prefix]:
+        """What :meth:`insert` takes, for every prefix in claims of this layout."""
+        return claims.prefixes(self._sizes)
 
     def claims(self) -> Iterator[tuple[Key, int, np.ndarray, np.ndarray]]:
         """Everything that is claimed, as it is kept: key, pool, ids and epochs."""

@@ -18,6 +18,8 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from hybridcache_jax.store.prefix_store import SNAPSHOTS
+
 LEFTOVER = ".__lock"
 """How the names end under which TensorStore writes; no object's does."""
 
@@ -81,6 +83,8 @@ class Folder:
                 pathlib.Path(entry)
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False)
+                # Orbax writes there without such locks, and sweeps for itself.
+                and pathlib.Path(entry) != self.root / SNAPSHOTS
             ]
             if begun := next(filter(_is_leftover, entries), None):
                 removed += _sweep_one(pathlib.Path(begun).parent)

@@ -19,6 +19,7 @@ from hybridcache_jax.store.pack import FOLDER as PACKS
 from hybridcache_jax.store.pack import is_pack_name
 from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import (
+    SNAPSHOTS,
     LargeObjectError,
     PrefixStore,
     is_name,
@@ -35,7 +36,7 @@ QUARANTINE = "quarantine"
 
 _HEX = r"([0-9a-f]{32})"
 _RECORD = re.compile(f"{RECORDS}/{_HEX}/{_HEX}/{_HEX}")
-_OURS = (RECORDS, PACKS, TICKS, USED, SWEEPS, GIVEN_UP, QUARANTINE)
+_OURS = (RECORDS, PACKS, TICKS, USED, SWEEPS, GIVEN_UP, QUARANTINE, SNAPSHOTS)
 
 
 @dataclasses.dataclass(frozen=True)

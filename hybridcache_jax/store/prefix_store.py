@@ -15,6 +15,10 @@ _PART = r"[a-z0-9][a-z0-9_.-]{0,127}"
 _NAME = re.compile(rf"{_PART}(/{_PART})*")
 
 
+SNAPSHOTS = "snapshots"
+"""Folder of whole snapshots: written by Orbax in its own ways, no objects."""
+
+
 class StoreError(HybridCacheError):
     """A store could not be read or written; what it holds is as it was."""
 

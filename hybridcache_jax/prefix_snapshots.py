@@ -1,0 +1,84 @@
+"""Snapshots of a ``PrefixCache``: what it claims as data, and going on from that."""
+
+import dataclasses
+
+import numpy as np
+
+from hybridcache_jax.errors import LeaseError
+from hybridcache_jax.prefix_parts import PrefixParts
+from hybridcache_jax.saved_claims import SavedClaims
+from hybridcache_jax.state import HybridCache
+
+
+class SnapshotMethods(PrefixParts):
+    """A cache and its claims as one value, which another process goes on from."""
+
+    def saved_claims(self, cache: HybridCache) -> SavedClaims:
+        """Everything that is claimed of a cache, for ``save_snapshot``.
+
+        What lies in an outer tier alone is left out; what is in a store is found there.
+
+        Args:
+          cache: the cache of this moment.
+
+        Raises:
+          StaleCacheError: if the cache is not the newest value of its line.
+        """
+        self._line.require_newest(cache)
+        return self._index.saved(
+            self._rollout.holds, self.plan.blocks, dict(self._versions)
+        )
+
+    def adopt(self, cache: HybridCache, claims: SavedClaims) -> HybridCache:
+        """Goes on from a cache that was restored, with all that was claimed of it.
+
+        What could be resumed on the device can be resumed again.  Rows that were
+        running are released, unpublished: those who held them are gone, and so are
+        their blocks that no stored prefix holds.  Evictions that were begun are
+        settled as :meth:`recover` does.
+
+        Claims count only in the scope that this ``PrefixCache`` gives their producer
+        now; others are dropped and their blocks freed.
+
+        Args:
+          cache: as ``restore_snapshot`` gave it.
+          claims: likewise.
+
+        Returns:
+          The cache to go on from.
+
+        Raises:
+          LeaseError: if this ``PrefixCache`` has worked on a cache before.
+          StaleCacheError: for a cache of another plan.
+        """
+        if self._line.newest is not None:
+            raise LeaseError(
+                "This PrefixCache follows a cache already, what it claims is true of "
+                "that one alone; make a new PrefixCache to adopt another."
+            )
+        self._line.require_newest(cache)
+        self._versions.update(claims.versions)
+        with self._watch.paused(), self._index.provisional():
+            for key, tokens, blocks, epochs, contents in self._index.prefixes_of(
+                claims
+            ):
+                # Generations count the changes of scope in one process.
+                today = self._rollout.key(key.identity)
+                here = dataclasses.replace(key, generation=today.generation)
+                if self._rollout.holds(here):
+                    self._index.insert(
+                        here, tokens, blocks, epochs, _unchanged, contents
+                    )
+            live, tickets = np.array(cache.rows.live), np.array(cache.rows.ticket)
+            for row in np.flatnonzero(live):
+                cache, _ = self._release(cache, np.int32(row), tickets[row])
+            cache = self._upkeep.within_index(self._upkeep.recover(cache))
+        return self._line.stamped(cache)
+
+
+def _unchanged(
+    pool: int, ids: np.ndarray, epochs: np.ndarray, first: np.ndarray
+) -> np.ndarray:
+    """No claim is preferred to another: they all are of one moment."""
+    del pool, epochs, first
+    return np.ones(len(ids), bool)
