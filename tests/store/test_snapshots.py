@@ -6,6 +6,7 @@ digests of ours before anything is built of it.
 
 import dataclasses
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -312,12 +313,21 @@ def files_of(store):
 
 # Orbax stops at the first array that cannot be read, and closes the event loop that the
 # reads of the others still tell their end to.
-many_reads = pytest.mark.filterwarnings(
+untold_ends = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
 
-@many_reads
+@pytest.fixture
+def reads_end():
+    """Lets the last of them end in the test that began them."""
+    yield
+    time.sleep(0.3)
+    gc.collect()
+
+
+@untold_ends
+@pytest.mark.usefixtures("reads_end")
 def test_a_flipped_bit_in_what_holds_the_arrays_is_found(copy):
     found = [p for p in files_of(copy) if p.parent.name == "d" and "cache" in str(p)]
     largest = max(found, key=lambda path: path.stat().st_size)
@@ -329,8 +339,9 @@ def test_a_flipped_bit_in_what_holds_the_arrays_is_found(copy):
     assert any(refused)
 
 
-@many_reads
+@untold_ends
 @pytest.mark.slow
+@pytest.mark.usefixtures("reads_end")
 def test_every_file_flipped_cut_short_or_gone(copy):
     refused = {}
     for path in files_of(copy):
