@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hybridcache_jax.lease import Lease as Lease
     from hybridcache_jax.lease import Receipt as Receipt
     from hybridcache_jax.lease import batch_inputs as batch_inputs
+    from hybridcache_jax.observe import Hooks as Hooks
     from hybridcache_jax.observe import MemoryRegistry as MemoryRegistry
     from hybridcache_jax.observe import Metrics as Metrics
     from hybridcache_jax.observe import PrometheusRegistry as PrometheusRegistry
@@ -74,6 +75,7 @@ _HOME = {
     "LayerSpec": "layers",
     "Lease": "lease",
     "LeaseError": "errors",
+    "Hooks": "observe",
     "MemoryRegistry": "observe",
     "Metrics": "observe",
     "Load": "offload.loads",

@@ -18,6 +18,7 @@ from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.host_facts import snapshot
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.lineage import Lineage, OnFacts
+from hybridcache_jax.observe.hooks import Hooks
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.host_tier import HostTier
@@ -53,6 +54,7 @@ class PrefixParts:
         policy: ReusePolicy = ReusePolicy(),
         cost: CostModel = CostModel(),
         metrics: Metrics = Metrics(),
+        hooks: Hooks = Hooks(),
         placeholders: TokenIds = (),
         tier: HostTier | None = None,
         store: PrefixStore | None = None,
@@ -67,6 +69,7 @@ class PrefixParts:
           policy: who may reuse what; by default a request only what it stored itself.
           cost: rates by which waiting, replaying and recomputing are compared.
           metrics: where to count what happens; by default nowhere.
+          hooks: functions of yours that are told of loads and evictions.
           placeholders: token ids that stand for content.  A prompt that has one without
             saying which (``contents`` of :meth:`match`) is not reused from there on.
           tier: takes what is evicted, so that it can be loaded again; None to lose it.
@@ -101,7 +104,7 @@ class PrefixParts:
         self._index = PrefixIndex(plan.spec, placeholders)
         self._versions: dict[Identity, int] = {}
         self._line = Lineage(plan)
-        self._watch = Watch(plan, metrics)
+        self._watch = Watch(plan, metrics, hooks)
         self._at = at
         self._outer = (
             None if tier is None else Outer(plan, tier, self._index, self._watch, at)

@@ -178,6 +178,8 @@ class RoomMethods(PrefixParts):
             now = self._upkeep.facts(cache)
             self._link.step(cache, lambda key: self._upkeep.holds(now, key, ANYWHERE))
         self.cost = self._load_times.learned(self.cost, reports)
+        for report in reports:
+            self._watch.reported(report)
         return self._line.stamped(cache), reports
 
     def cancel(self, load: Load) -> None:

@@ -118,6 +118,7 @@ lookup, and reuses nothing.  So these sums hold:
 
 from hybridcache_jax.observe.declarations import TABLE as TABLE
 from hybridcache_jax.observe.declarations import Metric as Metric
+from hybridcache_jax.observe.hooks import Hooks as Hooks
 from hybridcache_jax.observe.metrics import Metrics as Metrics
 from hybridcache_jax.observe.prometheus import PrometheusRegistry as PrometheusRegistry
 from hybridcache_jax.observe.registry import MemoryRegistry as MemoryRegistry

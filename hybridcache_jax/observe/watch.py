@@ -15,21 +15,22 @@ from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.deadlines import ticks_late
 from hybridcache_jax.lease import Lease, Receipt
 from hybridcache_jax.observe.declarations import SaveEnd, Where, Why
+from hybridcache_jax.observe.hooks import Hooks
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
 
 if TYPE_CHECKING:
-    from hybridcache_jax.offload.loads import LoadStage
+    from hybridcache_jax.offload.loads import LoadReport, LoadStage
 
 
 class Watch:
     """The metrics of one line of cache values."""
 
-    def __init__(self, plan: CapacityPlan, metrics: Metrics):
+    def __init__(self, plan: CapacityPlan, metrics: Metrics, hooks: Hooks = Hooks()):
         """Watches caches of ``plan``."""
-        self._metrics = metrics
+        self._metrics, self._hooks = metrics, hooks
         self._paused = False
         self._pools = tuple((pool.form, pool.block_bytes) for pool in plan.spec.pools)
         self._names = tuple(pool.name for pool in plan.spec.pools)
@@ -120,7 +121,8 @@ class Watch:
             ``eviction.begin`` pads them; what else was lost was dead weight.
           why: why these were chosen.
         """
-        if not self._on:
+        told = self._hooks.on_evicted is not None and not self._paused
+        if not (self._on or told):
             return
         for number, ((form, size), old, new) in enumerate(self._kept(before, after)):
             gone = old & ~new
@@ -132,6 +134,7 @@ class Watch:
                 count = int(np.count_nonzero(gone & mask))
                 if count:
                     self._metrics.evicted(form, count, count * size, reason)
+                    self._hooks.evicted(form, count, reason)
 
     def moved_out(self, pool: int, blocks: int) -> None:
         """The outer tier took copies of blocks of a pool."""
@@ -153,6 +156,10 @@ class Watch:
     def load_failed(self, stage: "LoadStage") -> None:
         """See :meth:`Metrics.load_failed`."""
         self._metrics.load_failed(stage)
+
+    def reported(self, report: "LoadReport") -> None:
+        """A poll reported on a load."""
+        self._hooks.reported(report)
 
     def save_ended(self, end: SaveEnd) -> None:
         """See :meth:`Metrics.save_ended`."""

@@ -1,5 +1,6 @@
 """What was published is in the store; another process resumes it, or says why not."""
 
+import collections
 import itertools
 
 import jax
@@ -15,8 +16,9 @@ from hybridcache_jax import Verdict
 from hybridcache_jax.offload import saves
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.store.collection import collect
+from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.prefix_store import StoreError
-from hybridcache_jax.testing.stores import MemoryStore
+from hybridcache_jax.testing.stores import Inline, MemoryStore
 
 P = list(toy.P)
 CHAT = [*P, 9, 7, 9, 3]
@@ -402,8 +404,10 @@ def test_no_more_saves_wait_than_may(monkeypatch):
     assert session.ends() == {"saved": 2, "too_many": 2}
 
 
-def test_threads_of_its_own_give_the_same():
-    first = Saved(toy.fine(), MemoryStore(), executor=None)
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_threads_of_its_own_give_the_same(where, tmp_path):
+    store = MemoryStore() if where == "memory" else ObjectStore(tmp_path)
+    first = Saved(toy.fine(), store, executor=None)
     first.store(CHAT, each=True)
     first.save()
     second = first.restarted()
@@ -418,6 +422,26 @@ def test_threads_of_its_own_give_the_same():
     assert second.answer([*CHAT, 0]).start == ready.length
     for session in (first, second):
         session.prefixes.close()
+
+
+def test_two_replicas_on_one_folder_write_one_record_of_each_prompt(tmp_path):
+    """Both serve and save at once; each finds what the other one saved."""
+    some, replicas = toy.fine(), []
+    for _ in range(2):
+        replicas.append(Saved(some, ObjectStore(tmp_path), executor=None))
+    prompts = ([1, *P[1:8]], [2, *P[1:8]], [3, *P[1:8]], [4, *P[1:8]])
+    for turn in range(4):
+        for number, replica in enumerate(replicas):
+            replica.store(prompts[(turn + 2 * number) % 4])
+            replica.put(replica.prefixes.poll(replica.cache)[0])
+    for replica in replicas:
+        replica.save()
+        replica.prefixes.close()
+    records = list(ObjectStore(tmp_path).names("records/"))
+    assert len(records) == len(prompts)
+    third = replicas[0].restarted(executor=Inline())
+    for prompt in prompts:
+        assert third.answer([*prompt, 0]).length == 8
 
 
 def test_a_store_needs_a_tier():
@@ -438,3 +462,40 @@ def test_what_is_used_is_not_collected_and_what_is_not_goes():
     third = first.restarted()
     assert third.match([*CHAT, 0]).verdict == Verdict.NEEDS_FULL_RECOMPUTE
     assert not first.objects.names("packs/")
+
+
+def test_hooks_are_told_and_one_that_raises_costs_nothing(caplog):
+    heard = []
+
+    def fails(*said):
+        heard.append(said)
+        raise ValueError("a hook of the server")
+
+    hooks = hc.Hooks(on_ready=fails, on_failed=fails, on_evicted=fails)
+    first = stored(toy.fine(), hooks=hooks)
+    first.move_out()
+    blocks = collections.Counter()
+    for form, count, why in heard:
+        blocks[form] += count if why == "asked" else 0
+    assert blocks == {
+        pool.form: sum(
+            len(CHAT) // other.block_tokens
+            for other in first.model.plan.spec.pools
+            if other.form == pool.form
+        )
+        for pool in first.model.plan.spec.pools
+    }
+    heard.clear()
+    assert first.load([*CHAT, 0]).ready
+    ((report,),) = heard
+    assert report.ready
+    heard.clear()
+    second = first.restarted()
+    plan = second.match([*CHAT, 0])
+    second.objects.error = StoreError("no way there")
+    second.prefixes.load(second.cache, plan)
+    cache, (report,) = second.prefixes.poll(second.cache)
+    second.put(cache)
+    second.objects.error = None
+    assert [said for said in heard if len(said) == 1] == [(report,)]
+    assert len(caplog.records) >= len(heard)

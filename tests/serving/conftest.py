@@ -18,7 +18,7 @@ def compiled():
 def make_engine(compiled):
     """Engines that share the compiled step; each has an empty cache."""
 
-    def make(**changes):
+    def make(tier=None, store=None, **changes):
         plan = dataclasses.replace(PLAN, **changes)
         return Engine(
             compiled,
@@ -27,6 +27,8 @@ def make_engine(compiled):
             vocab_size=VOCABULARY,
             buckets=BUCKETS,
             policy=SHARED,
+            tier=tier,
+            store=store,
         )
 
     return make

@@ -32,6 +32,7 @@ PLAN = hc.plan_capacity(
     max_length=96,
     max_chunk=16,
     stored_tokens=160,
+    staging_blocks=4,
 )
 IDENTITY = hc.Identity(weights="w", config=CONFIG.digest, layout=SPEC.fingerprint)
 BUCKETS = Buckets(batch=(1, 3), chunk=(1, 16))
