@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from hybridcache_jax.state import init as init
     from hybridcache_jax.store.objects import ObjectStore as ObjectStore
     from hybridcache_jax.store.orbax_store import OrbaxPrefixStore as OrbaxPrefixStore
+    from hybridcache_jax.store.prefix_store import PrefixStore as PrefixStore
+    from hybridcache_jax.store.prefix_store import StoreError as StoreError
     from hybridcache_jax.view import StepView as StepView
     from hybridcache_jax.view import begin_step as begin_step
     from hybridcache_jax.view import end_step as end_step
@@ -77,11 +79,13 @@ _HOME = {
     "LeaseError": "errors",
     "Hooks": "observe",
     "MemoryRegistry": "observe",
+    "ObjectStore": "store.objects",
+    "PrefixStore": "store.prefix_store",
+    "StoreError": "store.prefix_store",
     "Metrics": "observe",
     "Load": "offload.loads",
     "LoadReport": "offload.loads",
     "NoRoomError": "errors",
-    "ObjectStore": "store.objects",
     "OrbaxPrefixStore": "store.orbax_store",
     "Overdue": "deadlines",
     "Plane": "entry",
