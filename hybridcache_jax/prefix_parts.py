@@ -59,6 +59,7 @@ class PrefixParts:
         tier: HostTier | None = None,
         store: PrefixStore | None = None,
         executor: Executor | None = None,
+        patience: float = 1.0,
         clock: Clock | None = None,
         at: At = pass_by,
     ):
@@ -79,6 +80,8 @@ class PrefixParts:
             Many caches, processes and machines may share one.
           executor: runs what waits for the store; None for threads of its own, which
             end with :meth:`close` or the process.
+          patience: seconds that :meth:`match` waits for the store to say what it has;
+            what it says later is not used, and until then it is not asked again.
           clock: seconds, such as ``time.perf_counter``; with it every load is measured,
             from :meth:`load` to the :meth:`poll` that brings it, and ``cost`` learns
             from it.  None to measure nothing: equal histories then give equal plans.
@@ -121,7 +124,13 @@ class PrefixParts:
                 executor = ThreadPoolExecutor(_THREADS, "hybridcache-store")
                 self._threads = executor
             self._link = StoreLink(
-                plan, store, executor, self._index, self._outer, self._watch
+                plan,
+                store,
+                executor,
+                patience,
+                self._index,
+                self._outer,
+                self._watch,
             )
         self._load_times = LoadTimes(clock)
         self._upkeep = Upkeep(

@@ -10,6 +10,7 @@
 ``outer``         loads of one ``PrefixCache``
 ``stored_blocks`` which blocks records offer
 ``fetches``       blocks on their way from a store
+``lookups``       asking a store what it has, within a time
 ``discovery``     from records to claims
 ``saves``         from claims to records
 ``store_link``    one ``PrefixCache`` and one store

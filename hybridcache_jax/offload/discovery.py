@@ -19,12 +19,12 @@ from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.prefix_store import PrefixStore
-from hybridcache_jax.store.records import Prefix, find_records
+from hybridcache_jax.store.records import Found, Prefix
 from hybridcache_jax.store.ticks import mark_used
 
 
 class Discovery:
-    """Finds what one store has of prompts, for one ``PrefixCache``."""
+    """Claims what one store has of prompts, for one ``PrefixCache``."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Discovery:
         whereabouts: Whereabouts,
         watch: Watch,
     ):
-        """Nothing is known of the store yet.
+        """Nothing is claimed yet.
 
         Args:
           plan: the plan of the caches.
@@ -45,7 +45,7 @@ class Discovery:
           tier: gives blocks of them places.
           index: claims them.
           whereabouts: says what claims call those places.
-          watch: counts lookups that failed, and records that are passed by.
+          watch: counts records that are passed by.
         """
         self._plan, self._store, self._tier = plan, store, tier
         self._executor = executor
@@ -55,6 +55,7 @@ class Discovery:
         self,
         key: Key,
         prefix: Prefix,
+        found: Found,
         version: int,
         holds: Holds,
         needed: list[np.ndarray],
@@ -64,6 +65,7 @@ class Discovery:
         Args:
           key: under which the index claims it.
           prefix: the prompt's whole grid units, under the key of its records.
+          found: those records.
           version: id of the identity in the facts.
           holds: tells which claims are true, on the device or outside.
           needed: per pool, ``[Q]`` bool, places that stay; what is claimed is added.
@@ -71,11 +73,6 @@ class Discovery:
         Returns:
           Whether there is a new claim.
         """
-        try:
-            found = find_records(self._store, prefix)
-        except Exception:  # a store may fail in any way of its own
-            self._watch.lookup_failed()
-            return False
         self._watch.passed_by(len(found.problems))
         _, blocks = offered(self._plan.spec, found)
         known = self._index.lookup(key, prefix.tokens, prefix.contents)

@@ -13,6 +13,7 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.discovery import Discovery
 from hybridcache_jax.offload.fetches import Fetches
+from hybridcache_jax.offload.lookups import Lookups
 from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.offload.saves import Saves
 from hybridcache_jax.prefix_index import PrefixIndex
@@ -34,6 +35,7 @@ class StoreLink:
         plan: CapacityPlan,
         store: PrefixStore,
         executor: Executor,
+        patience: float,
         index: PrefixIndex,
         outer: Outer,
         watch: Watch,
@@ -44,6 +46,7 @@ class StoreLink:
           plan: the plan of the caches.
           store: the store.
           executor: runs what waits for it, between and beside compiled steps.
+          patience: seconds that a lookup may take.
           index: its claims name what the store has.
           outer: its tier has places for that, and reads it.
           watch: counts what happens.
@@ -56,6 +59,7 @@ class StoreLink:
         self._discovery = Discovery(
             plan, store, executor, outer.tier, index, where, watch
         )
+        self._lookups = Lookups(store, executor, plan.spec.grid, patience, watch)
         # Producers that could not be given up in the store, for want of it.
         self._unused: set[Identity] = set()
 
@@ -80,16 +84,12 @@ class StoreLink:
         """
         if not self._uses(key):
             return False
-        try:
-            prefix = trust.stored_prefix(
-                self._store, key, tokens, contents, self._plan.spec.grid
-            )
-        except Exception:  # a store may fail in any way of its own
-            self._watch.lookup_failed()
+        answer = self._lookups.ask(key, tokens, contents)
+        if answer is None:
             return False
         pools = range(len(self._plan.blocks))
         needed = [self._outer.needed_places(pool, now) for pool in pools]
-        return self._discovery.claim(key, prefix, version, holds, needed)
+        return self._discovery.claim(key, *answer, version, holds, needed)
 
     def published(
         self, key: Key, claims: Claims, contents: Contents, holds: Holds

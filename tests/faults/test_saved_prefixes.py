@@ -2,6 +2,8 @@
 
 import collections
 import itertools
+import threading
+import time
 
 import jax
 import numpy as np
@@ -293,6 +295,31 @@ def test_a_store_that_fails_costs_reuse_and_nothing_else():
     third.objects.error = None
     assert third.load([*CHAT, 0]).ready
     assert third.answer([*CHAT, 0]).start == plan.length
+
+
+def test_a_store_that_hangs_costs_one_wait():
+    first = stored(toy.fine())
+    second = first.restarted(executor=None, patience=0.05)
+    goes_on, names, asked = threading.Event(), second.objects.names, []
+
+    def hangs(prefix):
+        asked.append(prefix)
+        goes_on.wait()
+        return names(prefix)
+
+    second.objects.names = hangs
+    second.answer([*CHAT, 0])
+    for _ in range(5):
+        assert second.match([*CHAT, 0]).verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    assert len(asked) == 1
+    assert second.total("store_lookup_failures_total") >= 6
+    second.objects.names = names
+    goes_on.set()
+    # Once that one has ended the store is asked again.
+    deadline = time.monotonic() + 30
+    while second.match([*CHAT, 0]).verdict != Verdict.NEEDS_IO:
+        assert time.monotonic() < deadline
+    second.prefixes.close()
 
 
 def test_a_block_that_is_damaged_fails_one_load_and_is_not_asked_for_again():
