@@ -74,7 +74,7 @@ class Discovery:
           Whether there is a new claim.
         """
         self._watch.passed_by(len(found.problems))
-        _, blocks = offered(self._plan.spec, found)
+        _, blocks = offered(self._plan.spec, found, self._tier.refused)
         known = self._index.lookup(key, prefix.tokens, prefix.contents)
         columns, epochs, fresh = [], [], False
         for pool, spec in enumerate(self._plan.spec.pools):
@@ -88,7 +88,7 @@ class Discovery:
             )
             for number in np.flatnonzero(~there).tolist():
                 where = blocks.get((pool, number))
-                if where is None or where in self._tier.refused:
+                if where is None:
                     continue
                 place = self._tier.claim(
                     pool,

@@ -55,7 +55,8 @@ class HostTier:
       tokens: stored tokens of which it has places, and the index the claims.
       taken: whether a ``PrefixCache`` has it; another one drops what it cannot claim.
       reader: brings what lies in the store of that ``PrefixCache``, if it has one.
-      refused: what came from there and failed verification; it is not asked for again.
+      refused: names of packs there of which a block was not what it should be; none
+        of their blocks is asked for again.
     """
 
     def __init__(self, plan: CapacityPlan, *, budget: int | str, known_tokens: int = 0):
@@ -97,7 +98,7 @@ class HostTier:
         self.places = tuple(map(Places.empty, counts))
         self.taken = False
         self.reader: Reader | None = None
-        self.refused: set[BlockPlace] = set()
+        self.refused: set[str] = set()
         self._most_held = places_for(plan, grids)
         self._payloads: list[dict[int, Payload]] = [{} for _ in plan.spec.pools]
         self._stored: list[dict[int, BlockPlace]] = [{} for _ in plan.spec.pools]
@@ -219,12 +220,25 @@ class HostTier:
             self._stored[pool].pop(place, None)
 
     def quarantine(self, pool: int, place: int) -> None:
-        """Sets a place aside that failed verification: no plan counts on it again."""
+        """Sets a place aside that failed verification: no plan counts on it again.
+
+        If it came from the store, so is all that lies in the same pack and nowhere
+        else: one pack fails one load.
+        """
+        where = self._stored[pool].get(place)
+        if self._payloads[pool].pop(place, None) is None and where is not None:
+            self.refused.add(where.pack)
+            for number, stored in enumerate(self._stored):
+                held = self._payloads[number]
+                gone = [
+                    other
+                    for other, at in stored.items()
+                    if at.pack == where.pack and other not in held
+                ]
+                self.places[number].stage[gone] = Stage.QUARANTINED
+                for other in gone:
+                    del stored[other]
         self.places[pool].stage[place] = Stage.QUARANTINED
-        if self._payloads[pool].pop(place, None) is None and (
-            where := self._stored[pool].get(place)
-        ):
-            self.refused.add(where)
         self._stored[pool].pop(place, None)
 
     def _free_place(self, pool: int, may_go: np.ndarray) -> int | None:

@@ -201,7 +201,8 @@ class Saves:
             self._plan.spec.grid,
         )
         found = yield from self._done(find_records, self._store, prefix)
-        start, places = offered(self._plan.spec, found)
+        refused = self._whereabouts.refused
+        start, places = offered(self._plan.spec, found, refused)
         if start == len(save.tokens):
             self._learn(save, places)
             return SaveEnd.THERE

@@ -1,6 +1,7 @@
 """Which blocks a chain of records offers: believed only where it says what it must."""
 
 import itertools
+from collections.abc import Collection
 
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.spec import CacheSpec, PoolSpec
@@ -18,26 +19,31 @@ def required_blocks(pool: PoolSpec, point: int) -> range:
     return range(lo // size, -(-hi // size)) if lo < hi else range(0)
 
 
-def offered(spec: CacheSpec, found: Found) -> tuple[int, dict[Block, BlockPlace]]:
+def offered(
+    spec: CacheSpec, found: Found, refused: Collection[str] = ()
+) -> tuple[int, dict[Block, BlockPlace]]:
     """Where the blocks of a prompt lie, as far as the records go along with it.
 
     Args:
       spec: of the reader; a record of another layout ends the chain.
       found: the records.
+      refused: names of packs that offer nothing.
 
     Returns:
-      Where the last whole record stops, 0 for none; and the blocks of which every
-      token is one of the prompt's.
+      Where the last whole record stops before which nothing is refused, 0 for none; and
+      the blocks of which every token is one of the prompt's.
     """
-    stop, blocks = 0, {}
+    stop, sound, blocks = 0, True, {}
     for record in found.records:
         if refusal(spec, record) is not None:
             break
         for number, part in enumerate(record.parts):
             for place in part.blocks:
-                if (place.number + 1) * part.block_tokens <= found.length:
+                sound = sound and place.pack not in refused
+                inside = (place.number + 1) * part.block_tokens <= found.length
+                if inside and place.pack not in refused:
                     blocks[number, place.number] = place
-        if record.stop <= found.length:
+        if sound and record.stop <= found.length:
             stop = record.stop
     return stop, blocks
 

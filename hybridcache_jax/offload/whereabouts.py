@@ -1,5 +1,7 @@
 """Where the blocks that claims name lie: on the device, in memory, in a store."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
@@ -29,6 +31,11 @@ class Whereabouts:
         self._stored: list[dict[int, tuple[int, BlockPlace]]] = [
             {} for _ in plan.blocks
         ]
+
+    @property
+    def refused(self) -> Collection[str]:
+        """See :attr:`HostTier.refused`."""
+        return self._tier.refused
 
     def ids(self, pool: int, places) -> np.ndarray:
         """What claims call places of the tier."""
