@@ -15,6 +15,8 @@ from saved import Saved
 
 import hybridcache_jax as hc
 from hybridcache_jax import Verdict
+from hybridcache_jax.contents import Contents
+from hybridcache_jax.forms import RULES
 from hybridcache_jax.offload import saves
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.store.collection import collect
@@ -423,6 +425,34 @@ def test_every_point_that_is_kept_is_resumed_from_one_record():
         plan = second.answer(prompt)
         assert (plan.verdict, plan.length) == (ready.verdict, ready.length)
         assert ready.verdict == Verdict.RESUMABLE
+
+
+def test_a_history_with_a_hole_is_not_saved():
+    some = toy.fine()
+    session = Saved(some)
+    lease = session.admit(CHAT)
+    session.feed(lease, CHAT)
+    session.publish(lease)
+    claims = session.match(CHAT).claims
+    history = next(n for n, p in enumerate(some.plan.spec.pools) if RULES[p.form].grows)
+
+    def holds(pool, ids, epochs, first):
+        return ~((pool == history) & (first == first[len(first) // 2]))
+
+    before = session.prefixes.saving
+    key = session.match(CHAT).key
+    session.prefixes._link.published(key, claims, Contents(), holds)
+    assert session.prefixes.saving == before
+
+
+def test_a_save_that_waits_ends_with_its_scope():
+    session = Saved(toy.fine())
+    session.store(CHAT)
+    assert session.prefixes.saving == 1
+    session.prefixes.set_scope(session.model.identity, "global")
+    assert session.prefixes.saving == 0
+    session.save()
+    assert session.ends() == {"lost": 1}
 
 
 def test_no_more_saves_wait_than_may(monkeypatch):

@@ -12,6 +12,7 @@ from .leases import LEASES
 from .numbers import NUMBERS
 from .replays import REPLAYS
 from .retention import RETENTION
+from .saves import SAVES
 from .scopes import SCOPES
 from .shadow import SHADOW
 from .steps import STEPS
@@ -33,6 +34,7 @@ MUTATIONS = (
     *SHADOW,
     *TIERS,
     *STORES,
+    *SAVES,
     *KEEPING,
 )
 

@@ -1,0 +1,105 @@
+"""Mistakes between a cache and its store."""
+
+from .record import Mutation
+
+_SAVED = "tests/faults/test_saved_prefixes.py::"
+
+SAVES = (
+    Mutation(
+        "record-of-a-lost-block",
+        "offload/saves.py",
+        "if RULES[pool.form].grows and not there.all():",
+        "if False:",
+        "a history with a hole is saved as if it were whole",
+        (_SAVED + "test_a_history_with_a_hole_is_not_saved",),
+    ),
+    Mutation(
+        "claims-not-checked-before-a-save",
+        "offload/saves.py",
+        "good = np.flatnonzero(holds(pool, ids, epochs, first))",
+        "good = np.arange(len(ids))",
+        "what took the place of a block is saved as that block",
+        (_SAVED + "test_a_save_whose_block_is_lost_writes_no_record",),
+    ),
+    Mutation(
+        "saves-outlive-their-scope",
+        "prefix_parts.py",
+        "            self._link.saves.give_up(which)\n",
+        "            pass\n",
+        "what waits to be saved is saved after its producer was narrowed",
+        (_SAVED + "test_a_save_that_waits_ends_with_its_scope",),
+    ),
+    Mutation(
+        "records-not-given-up",
+        "prefix_parts.py",
+        "                self._link.give_up(producer)\n",
+        "                pass\n",
+        "other processes go on finding what one of them found to be wrong",
+        (_SAVED + "test_records_of_a_producer_that_was_narrowed_are_found_by_nobody",),
+    ),
+    Mutation(
+        "requests-share-records",
+        "offload/store_link.py",
+        "shared = key.scope > Scope.REQUEST and key.reason == Reason.OK",
+        "shared = key.reason == Reason.OK",
+        "what only its request may find is written for others",
+        (_SAVED + "test_the_scope_decides_who_finds_a_record[request]",),
+    ),
+    Mutation(
+        "damaged-packs-asked-again",
+        "offload/host_tier.py",
+        "            self.refused.add(where.pack)\n",
+        "",
+        "one damaged pack fails one load after the other",
+        (
+            _SAVED
+            + "test_a_block_that_is_damaged_fails_one_load_and_is_not_asked_for_again",
+        ),
+    ),
+    Mutation(
+        "damaged-records-not-replaced",
+        "offload/stored_blocks.py",
+        "        if sound and record.stop <= found.length:\n",
+        "        if record.stop <= found.length:\n",
+        "a record with a damaged block counts as saved for ever",
+        (
+            _SAVED
+            + "test_a_block_that_is_damaged_fails_one_load_and_is_not_asked_for_again",
+        ),
+    ),
+    Mutation(
+        "memory-given-up-for-nothing",
+        "offload/host_tier.py",
+        "        if place in self._stored[pool]:\n",
+        "        if False:\n",
+        "a block that lies in the store is dropped for want of memory",
+        (_SAVED + "test_what_is_longer_than_host_memory_comes_back_from_the_store",),
+    ),
+    Mutation(
+        "loads-forget-where-blocks-lie",
+        "offload/outer.py",
+        "self.whereabouts.lies(pool, block, int(epochs[block]), where)",
+        "pass",
+        "what came from the store is lost when it is evicted",
+        (_SAVED + "test_what_is_longer_than_host_memory_comes_back_from_the_store",),
+    ),
+    Mutation(
+        "a-hanging-store-asked-again",
+        "offload/lookups.py",
+        "            self._late = task\n",
+        "            pass\n",
+        "every request waits for a store that hangs",
+        (_SAVED + "test_a_store_that_hangs_costs_one_wait",),
+    ),
+    Mutation(
+        "engines-wait-for-ever",
+        "serving/arrivals.py",
+        "return self.loads < _MOST_LOADS",
+        "return True",
+        "a request whose loads fail is never run",
+        (
+            "tests/serving/test_engine_store.py::"
+            "test_a_store_that_fails_makes_a_request_run_cold",
+        ),
+    ),
+)
