@@ -227,19 +227,21 @@ class HostTier:
         """
         where = self._stored[pool].get(place)
         if self._payloads[pool].pop(place, None) is None and where is not None:
-            self.refused.add(where.pack)
-            for number, stored in enumerate(self._stored):
-                held = self._payloads[number]
-                gone = [
-                    other
-                    for other, at in stored.items()
-                    if at.pack == where.pack and other not in held
-                ]
-                self.places[number].stage[gone] = Stage.QUARANTINED
-                for other in gone:
-                    del stored[other]
+            self.refuse(where.pack)
         self.places[pool].stage[place] = Stage.QUARANTINED
         self._stored[pool].pop(place, None)
+
+    def refuse(self, pack: str) -> None:
+        """Sets aside all that lies in a pack of the store and nowhere else."""
+        self.refused.add(pack)
+        for table, stored, held in zip(
+            self.places, self._stored, self._payloads, strict=True
+        ):
+            gone = [place for place, at in stored.items() if at.pack == pack]
+            for place in gone:
+                del stored[place]
+            alone = [place for place in gone if place not in held]
+            table.stage[alone] = Stage.QUARANTINED
 
     def _free_place(self, pool: int, may_go: np.ndarray) -> int | None:
         """A free place, or one that becomes free; None if there is none."""

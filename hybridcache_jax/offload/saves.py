@@ -28,7 +28,7 @@ from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.manifest import BlockPlace
-from hybridcache_jax.store.pack import write_blocks
+from hybridcache_jax.store.pack import GonePackError, write_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import (
     PoolBlocks,
@@ -128,10 +128,7 @@ class Saves:
         if len(self._waiting) >= MOST_WAITING:
             self._watch.save_ended(SaveEnd.TOO_MANY)
             return
-        save = Save(key, claims.tokens, contents, held)
-        steps = self._steps(save)
-        next(steps)
-        self._waiting.append((save, steps))
+        self._waiting.append(self._begun(Save(key, claims.tokens, contents, held)))
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """Takes the oldest save a batch further, unless the store is busy with it.
@@ -147,6 +144,11 @@ class Saves:
             steps.send((cache, holds_for(save.key)))
         except StopIteration as done:
             end = done.value
+        except GonePackError as error:
+            # Known blocks were swept from the store; this save copies them anew.
+            self._whereabouts.refuse(error.pack)
+            self._waiting[0] = self._begun(save)
+            return
         except Exception:  # a store may fail in any way of its own
             end = SaveEnd.FAILED
         else:
@@ -164,6 +166,11 @@ class Saves:
         for _ in range(len(self._waiting) - len(kept)):
             self._watch.save_ended(SaveEnd.LOST)
         self._waiting = collections.deque(kept)
+
+    def _begun(self, save: Save) -> tuple[Save, Steps]:
+        steps = self._steps(save)
+        next(steps)
+        return save, steps
 
     def _merge(self, key: Key, tokens: np.ndarray, contents: Contents) -> None:
         """Ends saves that a longer one of the same prompt makes needless.

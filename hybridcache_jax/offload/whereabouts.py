@@ -37,6 +37,10 @@ class Whereabouts:
         """See :attr:`HostTier.refused`."""
         return self._tier.refused
 
+    def refuse(self, pack: str) -> None:
+        """Nothing lies in a pack any more."""
+        self._tier.refuse(pack)
+
     def ids(self, pool: int, places) -> np.ndarray:
         """What claims call places of the tier."""
         return np.asarray(places, np.int32) + np.int32(self._plan.blocks[pool] + 1)
@@ -57,7 +61,9 @@ class Whereabouts:
         if place >= 0:
             return self._tier.where(pool, place)
         seen, where = self._stored[pool].get(block, (-1, None))
-        return where if seen == epoch else None
+        if where is None or seen != epoch or where.pack in self.refused:
+            return None
+        return where
 
     def lies(self, pool: int, block: int, epoch: int, where: BlockPlace) -> None:
         """A block lies in the store, too.

@@ -74,7 +74,18 @@ def _is_place(place: BlockPlace) -> bool:
 
 
 class GonePackError(StoreError):
-    """Blocks that lay in a store are there no more, or go before long."""
+    """Blocks that lay in a store are there no more, or go before long.
+
+    Attributes:
+      pack: where they lay.
+    """
+
+    def __init__(self, pack: str):
+        """Says what to do."""
+        super().__init__(
+            f"{pack} is gone, or goes with the next sweep; write its blocks anew."
+        )
+        self.pack = pack
 
 
 def check_lasting(store: PrefixStore, places: Iterable[BlockPlace]) -> None:
@@ -96,9 +107,7 @@ def check_lasting(store: PrefixStore, places: Iterable[BlockPlace]) -> None:
     noted = noted_packs(store) if packs else ()
     for pack in packs:
         if pack in noted or store.get(pack, 0, 0) is None:
-            raise GonePackError(
-                f"{pack} is gone, or goes with the next sweep; write its blocks anew."
-            )
+            raise GonePackError(pack)
 
 
 def write_blocks(

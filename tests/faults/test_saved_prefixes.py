@@ -427,6 +427,21 @@ def test_every_point_that_is_kept_is_resumed_from_one_record():
         assert ready.verdict == Verdict.RESUMABLE
 
 
+def test_what_was_swept_from_the_store_is_written_anew():
+    session = stored(toy.fine())
+    # Its record was never used elsewhere: it goes, and its packs with the next run.
+    for _ in range(4):
+        collect(session.objects, keep_ticks=1)
+    assert not session.objects.names("packs/")
+    longer = [*CHAT, 4, 4, 4, 4]
+    session.store(longer)
+    session.save()
+    assert "failed" not in session.ends()
+    second = session.restarted()
+    ready = session.match([*longer, 0])
+    assert second.answer([*longer, 0]).length == ready.length
+
+
 def test_a_history_with_a_hole_is_not_saved():
     some = toy.fine()
     session = Saved(some)

@@ -48,8 +48,8 @@ SAVES = (
     Mutation(
         "damaged-packs-asked-again",
         "offload/host_tier.py",
-        "            self.refused.add(where.pack)\n",
-        "",
+        "            self.refuse(where.pack)\n",
+        "            pass\n",
         "one damaged pack fails one load after the other",
         (
             _SAVED
