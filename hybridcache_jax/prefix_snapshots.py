@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from hybridcache_jax.errors import LeaseError
+from hybridcache_jax.lineage import with_tables
 from hybridcache_jax.prefix_parts import PrefixParts
 from hybridcache_jax.saved_claims import SavedClaims
 from hybridcache_jax.state import HybridCache
@@ -59,21 +60,39 @@ class SnapshotMethods(PrefixParts):
         self._line.require_newest(cache)
         self._versions.update(claims.versions)
         with self._watch.paused(), self._index.provisional():
-            for key, tokens, blocks, epochs, contents in self._index.prefixes_of(
-                claims
-            ):
-                # Generations count the changes of scope in one process.
-                today = self._rollout.key(key.identity)
-                here = dataclasses.replace(key, generation=today.generation)
-                if self._rollout.holds(here):
-                    self._index.insert(
-                        here, tokens, blocks, epochs, _unchanged, contents
-                    )
+            self._claim(claims)
             live, tickets = np.array(cache.rows.live), np.array(cache.rows.ticket)
             for row in np.flatnonzero(live):
                 cache, _ = self._release(cache, np.int32(row), tickets[row])
             cache = self._upkeep.within_index(self._upkeep.recover(cache))
+        unheld = (
+            dataclasses.replace(table, kept=np.zeros(count, bool))
+            for table, count in zip(cache.tables, self.plan.blocks, strict=True)
+        )
+        self._watch.stored(with_tables(cache, unheld), cache)
         return self._line.stamped(cache)
+
+    def _claim(self, claims: SavedClaims) -> None:
+        """Takes over what may be shared by the scopes and placeholders of today."""
+        grid = self.plan.spec.grid
+        for key, tokens, blocks, epochs, contents in self._index.prefixes_of(claims):
+            # Generations count the changes of scope in one process.
+            today = self._rollout.key(key.identity)
+            here = dataclasses.replace(key, generation=today.generation)
+            length = self._index.storable(tokens, contents)
+            length -= length % grid
+            if length == 0 or not self._rollout.holds(here):
+                continue
+            ids, seen = (
+                [
+                    of_pool[: length // pool.block_tokens]
+                    for of_pool, pool in zip(each, self.plan.spec.pools, strict=True)
+                ]
+                for each in (blocks, epochs)
+            )
+            self._index.insert(
+                here, tokens[:length], ids, seen, _unchanged, contents.before(length)
+            )
 
 
 def _unchanged(

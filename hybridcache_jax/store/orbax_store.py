@@ -279,8 +279,7 @@ class OrbaxPrefixStore(ObjectStore):
             **claim_arrays(plan, leaves["prefixes"]),
         )
         cache = cache_of(plan, leaves["cache"])
-        # NumPy's memory is not taken over: donated, it would be written to.
-        return jax.device_put(cache, sharding, may_alias=False), claims
+        return jax.device_put(cache, sharding), claims
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """What snapshots there are, ascending; reads their metadata alone.

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from blake3 import blake3
 
 import hybridcache_jax as hc
 from hybridcache_jax import Verdict
@@ -148,22 +149,30 @@ def test_what_is_restored_is_the_value_that_was_saved(saved):
     )
 
 
-def test_a_cache_whose_memory_goes_right_after_the_save_is_saved_whole(tmp_path):
+def test_a_cache_that_is_donated_while_it_is_written_is_saved_whole(tmp_path):
     some = Serving()
     some.store(P)
     some.cache = jax.tree.map(lambda leaf: leaf.copy(), some.cache)
     want = arrays(some.cache)
     store = OrbaxPrefixStore(tmp_path)
-    store.save_snapshot(1, some.cache, some.prefixes)
-    jax.tree.map(lambda leaf: leaf.delete(), some.cache)
-    cache, _ = store.restore_snapshot(fine().plan)
-    assert same(arrays(cache), want)
-    # And what is donated after a restore is not what the next one gives.
-    jax.jit(
+    step = jax.jit(
         lambda c: jax.tree.map(lambda x: x + 1 if x.dtype != bool else ~x, c),
         donate_argnums=0,
-    )(cache)
-    assert same(arrays(store.restore_snapshot(fine().plan)[0]), want)
+    )
+
+    def donating(what, done, total):
+        if what == "writing" and done == 0:
+            step(some.cache)
+
+    store.save_snapshot(1, some.cache, some.prefixes, on_progress=donating)
+    assert some.cache.clock.is_deleted()
+    with pytest.raises(hc.StaleCacheError, match="donated"):
+        store.save_snapshot(2, some.cache, some.prefixes)
+    cache, _ = store.restore_snapshot(fine().plan)
+    assert same(arrays(cache), want)
+    # What is restored can be donated as well.
+    step(cache)
+    assert cache.clock.is_deleted()
 
 
 def test_an_empty_cache(tmp_path):
@@ -203,6 +212,35 @@ def test_inspection_says_what_there_is(copy):
     assert copy.snapshots()[0].problem
     with pytest.raises(SnapshotError, match="Snapshot 7"):
         copy.restore_snapshot(fine().plan)
+
+
+def rewritten(store, change):
+    """Changes the JSON of the metadata, and nothing else."""
+    path = pathlib.Path(store.snapshots_path) / "7/metadata/metadata"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def test_metadata_that_were_changed_are_refused(copy):
+    rewritten(copy, lambda data: data["body"]["versions"][0].append(0))
+    with pytest.raises(SnapshotError, match="not those that were written"):
+        copy.restore_snapshot(fine().plan)
+    rewritten(copy, lambda data: data.pop("blake3"))
+    with pytest.raises(SnapshotError, match="none of a snapshot of this library"):
+        copy.restore_snapshot(fine().plan)
+
+
+def test_another_format_is_refused_by_its_number(copy):
+    def later(data):
+        data["format"] = 2
+        text = json.dumps([2, data["body"]], sort_keys=True)
+        data["blake3"] = blake3(text.encode()).hexdigest()
+
+    rewritten(copy, later)
+    with pytest.raises(SnapshotError, match="has format 2; this library reads 1"):
+        copy.restore_snapshot(fine().plan)
+    assert "format 2" in copy.snapshots()[0].problem
 
 
 # Damage.
