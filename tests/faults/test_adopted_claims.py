@@ -126,6 +126,7 @@ def test_an_eviction_that_was_begun_is_settled():
     assert not any((np.asarray(t.stage) > 2).any() for t in after.cache.tables)
 
 
+@pytest.mark.slow
 def test_what_lies_in_a_store_is_found_there():
     before = Saved(toy.fine(), store=None)
     before.store(P)
