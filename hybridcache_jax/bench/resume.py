@@ -26,7 +26,7 @@ from hybridcache_jax.serving.step import CompiledStep
 from hybridcache_jax.spec import CacheSpec
 
 _PREFIX, _SUFFIX, _REPEAT = 4096, 96, 7
-_CONFIG = {
+CONFIG = {
     "model_type": "gemma3_text",
     "vocab_size": 8192,
     "hidden_size": 256,
@@ -42,7 +42,7 @@ _CONFIG = {
 
 def run() -> Report:
     """Serves a stored prefix with new suffixes, and the suffixes alone."""
-    config = Gemma3Config.from_hf(_CONFIG)
+    config = Gemma3Config.from_hf(CONFIG)
     spec = CacheSpec.from_layers(config.layers("float32"))
     buckets = Buckets(batch=(1,), chunk=(1, 128))
     plan = plan_capacity(

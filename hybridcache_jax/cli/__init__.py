@@ -20,6 +20,7 @@ _BENCHES = (
     "index-memory",
     "match",
     "resume",
+    "store",
     "validation",
 )
 

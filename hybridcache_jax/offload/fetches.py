@@ -31,7 +31,7 @@ class Fetches:
         self._plan, self._store, self._executor = plan, store, executor
         # The task that brings a block, and which of its blocks that is.
         self._coming: dict[
-            tuple[int, BlockPlace], tuple[Future[list[bytes | None]], int]
+            tuple[int, BlockPlace], tuple[Future[list[memoryview | None]], int]
         ] = {}
 
     def expect(self, pool: int, wanted: Sequence[BlockPlace]) -> None:

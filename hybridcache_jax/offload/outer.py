@@ -313,7 +313,7 @@ class Outer:
                 self._at(Point.LOAD_READ)
                 stage = LoadStage.LAYOUT
                 why = layout_refusal(spec, self.plan.backend, payload)
-                if why is None and digest(payload.planes) != payload.digest:
+                if why is None and not _is_proved(payload):
                     stage = LoadStage.DIGEST
                     why = "its bytes are not those that were stored"
                 if why is not None:
@@ -374,6 +374,11 @@ class Outer:
                 continue
             needed[pending.places[pool]] = True
         return needed
+
+
+def _is_proved(payload: Payload) -> bool:
+    """Validation layer 3: the bytes are those that were stored."""
+    return payload.proved or digest(payload.planes) == payload.digest
 
 
 def _keys(pending: Pending, pool: int) -> list[tuple[int, int]]:

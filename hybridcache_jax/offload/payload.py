@@ -22,10 +22,13 @@ class Payload:
       digest: BLAKE3 of the bytes of all planes, in the order of their names.  What
         planes there are, their dtypes and shapes is the pool's to say: see
         :func:`layout_refusal`.
+      proved: whether what read it compared its bytes with the digest; else they are
+        compared before they are registered.
     """
 
     planes: dict[str, np.ndarray]
     digest: bytes
+    proved: bool = False
 
     @classmethod
     def sealed(cls, planes: dict[str, np.ndarray]) -> "Payload":
@@ -35,15 +38,15 @@ class Payload:
 
     @classmethod
     def of_bytes(
-        cls, pool: PoolSpec, backend: str, data: bytes, digest: bytes
+        cls, pool: PoolSpec, backend: str, data: bytes | memoryview, digest: bytes
     ) -> "Payload":
-        """A payload as it was stored; its planes are views of ``data``.
+        """A payload as it was stored, and proved; its planes are views of ``data``.
 
         Args:
           pool: the pool it is meant for.
           backend: decides the storage dtypes.
           data: ``pool.block_bytes`` bytes, as :meth:`data` gave them.
-          digest: what they are said to be; proved when they are loaded.
+          digest: of ``data``, with which the caller compared it.
         """
         planes, start = {}, 0
         for plane in sorted(pool.entry.planes, key=lambda plane: plane.name):
@@ -52,7 +55,7 @@ class Payload:
             flat = np.frombuffer(data, dtype, count, start)
             planes[plane.name] = flat.reshape(shape)
             start += flat.nbytes
-        return cls(planes, digest)
+        return cls(planes, digest, proved=True)
 
     @property
     def nbytes(self) -> int:

@@ -1,15 +1,16 @@
 """Prefixes on their way to a store: copied between compiled steps, written beside them.
 
 What is saved is what the index claims.  Each step of a save copies one batch of blocks
-at most; while what was copied before is being written nothing more is, so a slow store
-costs time and no memory.  A block that is lost before its turn ends the save: a record
-is whole or it is not written.
+at most.  While two packs are being written nothing more is copied, so a slow store
+costs time and no memory: copies take twice ``PACK_BYTES`` and two batches of the
+largest block, and as much again in the objects made of them.  A block that is lost
+before its turn ends the save: a record is whole or it is not written.
 """
 
 import collections
 import dataclasses
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import TypeVar
 
 import numpy as np
@@ -42,12 +43,17 @@ from hybridcache_jax.store.trust import stored_prefix
 MOST_WAITING = 64
 """Saves that wait at most; what is published beyond them is not saved."""
 
-# Bytes of blocks that are copied before they are written.
-_PACK_BYTES = 8 * 2**20
+PACK_BYTES = 16 * 2**20
+"""Bytes of blocks from which on they are written as one pack."""
+
+# Packs at once, the one that is copied included: one is copied while another is written.
+_PACKS = 2
 
 # The cache at a step, and which claims of the save's key are true then.
 Moment = tuple[HybridCache, Holds]
 Steps = Generator[None, Moment, SaveEnd]
+# Blocks, and the task that says where they lie when it has written them.
+Writing = tuple[list[Block], Future[list[BlockPlace]]]
 T = TypeVar("T")
 
 
@@ -215,7 +221,10 @@ class Saves:
             return SaveEnd.THERE
         named = save.behind(self._plan.spec, start)
         copied: list[tuple[Block, bytes]] = []
+        writing: collections.deque[Writing] = collections.deque()
         for pool, numbers in self._batches(named, places):
+            while len(writing) >= _PACKS:
+                places |= yield from self._written(writing.popleft())
             cache, holds = yield
             there, data = self._copies(save, cache, holds, pool, numbers)
             # While it waits it must not keep memory alive that a step donates.
@@ -224,10 +233,12 @@ class Saves:
                 return SaveEnd.LOST
             places |= there
             copied += data
-            if sum(len(data) for _, data in copied) >= _PACK_BYTES:
-                places |= yield from self._written(copied)
+            if sum(len(data) for _, data in copied) >= PACK_BYTES:
+                writing.append(self._write_pack(copied))
                 copied = []
-        places |= yield from self._written(copied)
+        writing.append(self._write_pack(copied))
+        while writing:
+            places |= yield from self._written(writing.popleft())
         parts = self._parts(named, places)
         yield from self._done(_write, self._store, prefix, start, parts)
         self._learn(save, places)
@@ -242,13 +253,19 @@ class Saves:
             yield
         return future.result()
 
+    def _write_pack(self, copied: list[tuple[Block, bytes]]) -> Writing:
+        """Begins to write what was copied; the list is emptied meanwhile."""
+        blocks = [block for block, _ in copied]
+        return blocks, self._executor.submit(write_blocks, self._store, _taken(copied))
+
     def _written(
-        self, copied: list[tuple[Block, bytes]]
+        self, writing: Writing
     ) -> Generator[None, Moment, dict[Block, BlockPlace]]:
-        """Writes what was copied; where it lies."""
-        numbered = [(number, data) for (_, number), data in copied]
-        places = yield from self._done(write_blocks, self._store, numbered)
-        return dict(zip((block for block, _ in copied), places, strict=True))
+        """Where blocks lie, once they are written."""
+        blocks, future = writing
+        while not future.done():
+            yield
+        return dict(zip(blocks, future.result(), strict=True))
 
     def _batches(
         self, named: list[list[int]], places: dict[Block, BlockPlace]
@@ -306,6 +323,14 @@ class Saves:
                 epoch = int(claims.epochs[pool][number])
                 if block != NOTHING:
                     self._whereabouts.lies(pool, block, epoch, where)
+
+
+def _taken(copied: list[tuple[Block, bytes]]) -> Iterator[tuple[int, bytes]]:
+    """Numbers and bytes in order; none is kept here once it was taken."""
+    copied.reverse()
+    while copied:
+        (_, number), data = copied.pop()
+        yield number, data
 
 
 def _write(

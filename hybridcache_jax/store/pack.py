@@ -129,12 +129,15 @@ def write_blocks(
 
     def write() -> None:
         data = b"".join(block for _, block in waiting)
-        name, start = free_name(pack_name(data), noted), 0
-        store.put(name, data)
-        for number, block in waiting:
-            places.append(BlockPlace(number, name, start, block_digest(block)))
-            start += len(block)
+        sizes = [(number, len(block)) for number, block in waiting]
+        # From here on there is one copy of them.
         waiting.clear()
+        name, start, view = free_name(pack_name(data), noted), 0, memoryview(data)
+        for number, size in sizes:
+            digest = block_digest(view[start : start + size])
+            places.append(BlockPlace(number, name, start, digest))
+            start += size
+        store.put(name, data)
 
     for number, block in blocks:
         if waiting and size + len(block) > _MOST:
@@ -149,8 +152,10 @@ def write_blocks(
 
 def read_blocks(
     store: PrefixStore, places: Sequence[BlockPlace], size: int
-) -> list[bytes | None]:
+) -> list[memoryview | None]:
     """The bytes of blocks of one pool; blocks that lie side by side are read at once.
+
+    Those are views of what was read at once, and stay in memory together.
 
     Args:
       store: where from.
@@ -164,7 +169,7 @@ def read_blocks(
     Raises:
       StoreError: if the store fails.
     """
-    found: list[bytes | None] = [None] * len(places)
+    found: list[memoryview | None] = [None] * len(places)
     sound = [n for n, place in enumerate(places) if _is_place(place)]
     order = sorted(sound, key=lambda n: (places[n].pack, places[n].start))
     runs: list[list[int]] = []
@@ -190,5 +195,5 @@ def read_blocks(
         for at, number in enumerate(run):
             block = view[at * size : (at + 1) * size]
             if block_digest(block) == places[number].digest:
-                found[number] = bytes(block)
+                found[number] = block
     return found
