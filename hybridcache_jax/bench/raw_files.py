@@ -45,7 +45,8 @@ class Reader:
         self._size = files[0].stat().st_size
         self._count = -(-nbytes // self._size)
         self._files, self._nbytes = files[: self._count], nbytes
-        self._buffer = np.empty(self._size, np.uint8)
+        self._bytes = bytearray(self._size)
+        self._buffer = np.frombuffer(self._bytes, np.uint8)
         self._put = jax.jit(_put, donate_argnums=0)
         self._memory = jnp.zeros((self._count, self._size), jnp.uint8)
         self._memory = self._put(self._memory, self._buffer, np.int32(0))
@@ -54,7 +55,7 @@ class Reader:
         """Seconds until all of it is there."""
         left, start = self._nbytes, time.perf_counter()
         for number, path in enumerate(self._files):
-            part = memoryview(self._buffer)[: min(left, self._size)]
+            part = memoryview(self._bytes)[: min(left, self._size)]
             with path.open("rb", buffering=0) as file:
                 while part and (read := file.readinto(part)):
                     part, left = part[read:], left - read

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import HybridCache, init
 from hybridcache_jax.store.objects import ObjectStore
 
-_BLOCK, _FULL, _VOCABULARY = 64, 8, 2**17
+_BLOCK, _FULL, _VOCABULARY, _THREADS = 64, 8, 2**17, 4
 _ENTRY = Entry.kv(heads=2, dim=128, dtype="bfloat16")
 _SPEC = CacheSpec.from_layers(
     [
@@ -85,8 +86,15 @@ class Process:
         self._tokens = prefix.tokens
         tier = HostTier(plan, budget="64MiB", known_tokens=len(prefix.tokens))
         policy = ReusePolicy(scope="namespace")
+        # A process that serves has started its threads long ago.
+        self._threads = ThreadPoolExecutor(_THREADS)
+        list(self._threads.map(time.sleep, [0.01] * _THREADS))
         self.prefixes = PrefixCache(
-            plan, policy=policy, tier=tier, store=ObjectStore(folder)
+            plan,
+            policy=policy,
+            tier=tier,
+            store=ObjectStore(folder),
+            executor=self._threads,
         )
         self.cache = self.prefixes.warm_up(init(plan), _IDENTITY)
         jax.block_until_ready(self.cache)
@@ -132,7 +140,7 @@ class Process:
             (report,) = (each for each in reports if each.load == load)
             if report.ready or report.failed:
                 break
-            time.sleep(0.0005)
+            time.sleep(0.002)
         jax.block_until_ready(self.cache)
         seconds = time.perf_counter() - start
         if not report.ready:
@@ -145,7 +153,7 @@ class Process:
 
     def close(self) -> None:
         """Ends its threads."""
-        self.prefixes.close()
+        self._threads.shutdown()
 
     def _match(self) -> ResumePlan:
         prompt = np.append(self._tokens, np.int32(0))

@@ -53,7 +53,8 @@ class Fetches:
           KeyError: if what lies there is not the block.
           StoreError: if the store fails; asked again, it is read again.
         """
-        self.expect(pool, [wanted])
+        if (pool, wanted) not in self._coming:
+            self.expect(pool, [wanted])
         task, place = self._coming[pool, wanted]
         if not task.done():
             return None

@@ -79,6 +79,7 @@ class Pending:
       keep: per pool, ids on the device that the plan needs besides.
       registered: whether it has come; what it needs is kept until it is acquired.
       cancelled: whether the claims that it was to serve were dropped.
+      expected: whether the tier was told what it waits for.
     """
 
     load: Load
@@ -87,6 +88,7 @@ class Pending:
     keep: list[np.ndarray]
     registered: bool = False
     cancelled: bool = False
+    expected: bool = False
 
     def over(self, now: int) -> bool:
         """Whether at ``now`` it protects nothing any more."""

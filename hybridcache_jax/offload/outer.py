@@ -21,7 +21,7 @@ from hybridcache_jax.offload.loads import (
     settled,
 )
 from hybridcache_jax.offload.moves_out import MovesOut
-from hybridcache_jax.offload.payload import Payload, digest, layout_refusal
+from hybridcache_jax.offload.payload import Payload, layout_refusal
 from hybridcache_jax.offload.transfer import LABELS, Transfer
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.points import At, Point
@@ -287,42 +287,62 @@ class Outer:
     def _fetched(self, pending: Pending) -> LoadReport | None:
         """Reads and verifies what has not come yet; None once all of it is good."""
         load, late = pending.load, 0
-        for pool, spec in enumerate(self.plan.spec.pools):
-            table = self.tier.places[pool]
-            self.tier.expect(pool, self._not_staged(pending, pool))
+        for pool in range(len(self._staged)):
+            table, staged = self.tier.places[pool], self._staged[pool]
+            places = pending.places[pool]
+            left = table.epoch[places] != pending.epochs[pool]
+            left |= table.stage[places] != Stage.ON_DISK
+            if left.any():
+                why = "the block left the tier meanwhile"
+                place = int(places[np.argmax(left)])
+                return self._failed(load, pool, place, LoadStage.READ, why)
+            if not pending.expected:
+                self.tier.expect(pool, self._not_staged(pending, pool))
             for place, epoch in _keys(pending, pool):
-                where = f"{spec.name}, positions from {int(table.first[place])}"
-                if table.epoch[place] != epoch or table.stage[place] != Stage.ON_DISK:
-                    why = f"{where}: the block left the tier meanwhile"
-                    return LoadReport(load, LoadStage.READ, True, why)
-                if (place, epoch) in self._staged[pool]:
+                if (place, epoch) in staged:
                     continue
-                try:
-                    payload = self.tier.read(pool, place)
-                except KeyError:
-                    # Asked again it would be gone again.
-                    self.tier.quarantine(pool, place)
-                    why = f"{where}: the tier no longer has the block"
-                    return LoadReport(load, LoadStage.READ, True, why)
-                except Exception as error:  # a tier may fail in any way of its own
-                    why = f"{where}: {type(error).__name__}: {error}"
-                    return LoadReport(load, LoadStage.READ, True, why)
-                if payload is None:
+                came = self._came(pool, place)
+                if came is None:
                     late += 1
-                    continue
-                self._at(Point.LOAD_READ)
-                stage = LoadStage.LAYOUT
-                why = layout_refusal(spec, self.plan.backend, payload)
-                if why is None and not _is_proved(payload):
-                    stage = LoadStage.DIGEST
-                    why = "its bytes are not those that were stored"
-                if why is not None:
-                    self.tier.quarantine(pool, place)
-                    return LoadReport(load, stage, True, f"{where}: {why}")
-                self._staged[pool][place, epoch] = payload
+                elif isinstance(came, Payload):
+                    staged[place, epoch] = came
+                else:
+                    return self._failed(load, pool, place, *came)
+        pending.expected = True
         if late:
             return LoadReport(load, LoadStage.READ, why=f"{late} blocks are on the way")
         return None
+
+    def _failed(
+        self, load: Load, pool: int, place: int, stage: LoadStage, why: str
+    ) -> LoadReport:
+        name, first = self.plan.spec.pools[pool].name, self.tier.places[pool].first
+        where = f"{name}, positions from {int(first[place])}"
+        return LoadReport(load, stage, True, f"{where}: {why}")
+
+    def _came(self, pool: int, place: int) -> Payload | tuple[LoadStage, str] | None:
+        """A verified block, or what is wrong with it; None while it is on its way."""
+        try:
+            payload = self.tier.read(pool, place)
+        except KeyError:
+            # Asked again it would be gone again.
+            self.tier.quarantine(pool, place)
+            return LoadStage.READ, "the tier no longer has the block"
+        except Exception as error:  # a tier may fail in any way of its own
+            return LoadStage.READ, f"{type(error).__name__}: {error}"
+        if payload is None:
+            return None
+        self._at(Point.LOAD_READ)
+        stage = LoadStage.LAYOUT
+        spec = self.plan.spec.pools[pool]
+        why = layout_refusal(spec, self.plan.backend, payload)
+        if why is None and not payload.holds_what_it_says():
+            stage = LoadStage.DIGEST
+            why = "its bytes are not those that were stored"
+        if why is not None:
+            self.tier.quarantine(pool, place)
+            return stage, why
+        return payload
 
     def _unstage(self) -> None:
         """Lets go of payloads that no load waits for any more."""
@@ -374,11 +394,6 @@ class Outer:
                 continue
             needed[pending.places[pool]] = True
         return needed
-
-
-def _is_proved(payload: Payload) -> bool:
-    """Validation layer 3: the bytes are those that were stored."""
-    return payload.proved or digest(payload.planes) == payload.digest
 
 
 def _keys(pending: Pending, pool: int) -> list[tuple[int, int]]:

@@ -62,6 +62,10 @@ class Payload:
         """Bytes of all planes."""
         return sum(plane.nbytes for plane in self.planes.values())
 
+    def holds_what_it_says(self) -> bool:
+        """Validation layer 3: whether the bytes are those that were sealed."""
+        return self.proved or digest(self.planes) == self.digest
+
     def data(self) -> bytes:
         """The bytes of all planes, in the order of their names."""
         return b"".join(plane.tobytes() for _, plane in sorted(self.planes.items()))

@@ -46,7 +46,7 @@ MOST_WAITING = 64
 PACK_BYTES = 16 * 2**20
 """Bytes of blocks from which on they are written as one pack."""
 
-# Packs at once, the one that is copied included: one is copied while another is written.
+# Packs at once, the one included that is copied while another is written.
 _PACKS = 2
 
 # The cache at a step, and which claims of the save's key are true then.
@@ -236,7 +236,8 @@ class Saves:
             if sum(len(data) for _, data in copied) >= PACK_BYTES:
                 writing.append(self._write_pack(copied))
                 copied = []
-        writing.append(self._write_pack(copied))
+        if copied:
+            writing.append(self._write_pack(copied))
         while writing:
             places |= yield from self._written(writing.popleft())
         parts = self._parts(named, places)

@@ -4,6 +4,7 @@ import collections
 import itertools
 import threading
 import time
+from concurrent.futures import Executor, Future
 
 import jax
 import numpy as np
@@ -478,6 +479,50 @@ def test_no_more_saves_wait_than_may(monkeypatch):
     assert session.prefixes.saving == 2
     session.save()
     assert session.ends() == {"saved": 2, "too_many": 2}
+
+
+class Held(Executor):
+    """Runs nothing until it is told to."""
+
+    def __init__(self):
+        self.tasks = []
+
+    def submit(self, fn, /, *args, **kwargs):
+        self.tasks.append((Future(), fn, args, kwargs))
+        return self.tasks[-1][0]
+
+    def run(self):
+        for future, fn, args, kwargs in self.tasks:
+            future.set_result(fn(*args, **kwargs))
+        self.tasks.clear()
+
+
+def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
+    """However often it is asked, and what comes later waits for its turn."""
+    monkeypatch.setattr(saves, "PACK_BYTES", 1)
+    held = Held()
+    session = Saved(toy.fine(), executor=held)
+    session.store(CHAT, each=True)
+    copied, most = [], 0
+    copies = session.prefixes._outer.whereabouts.copies
+    monkeypatch.setattr(
+        session.prefixes._outer.whereabouts,
+        "copies",
+        lambda *given: copied.append(given) or copies(*given),
+    )
+    while session.prefixes.saving:
+        for _ in range(5):
+            cache, _ = session.prefixes.poll(session.cache)
+            session.put(cache)
+        waiting = sum(fn is saves.write_blocks for _, fn, _, _ in held.tasks)
+        most = max(most, waiting)
+        assert waiting <= 2
+        assert len(copied) <= 2
+        copied.clear()
+        held.run()
+    assert most == 2
+    assert set(session.ends()) <= {"saved", "merged"}
+    assert session.restarted(executor=Inline()).answer([*CHAT, 0]).length >= 12
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])

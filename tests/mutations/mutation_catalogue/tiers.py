@@ -3,16 +3,33 @@
 from .record import OUTER, Mutation
 
 _ENDS = "tests/faults/test_loads_that_end.py::"
+_SAVED = "tests/faults/test_saved_prefixes.py::"
 _STAGING = "tests/faults/test_staging_memory.py::"
 
 TIERS = (
     Mutation(
         "digest-not-compared",
         "offload/outer.py",
-        "if why is None and digest(payload.planes) != payload.digest:",
+        "if why is None and not payload.holds_what_it_says():",
         "if why is None and False:",
         "a flipped bit comes back as if it were right",
         (OUTER + "test_any_flipped_bit_is_found_and_changes_nothing",),
+    ),
+    Mutation(
+        "every-payload-is-proved",
+        "offload/payload.py",
+        "proved: bool = False",
+        "proved: bool = True",
+        "what nobody compared with its digest is believed",
+        (OUTER + "test_any_flipped_bit_is_found_and_changes_nothing",),
+    ),
+    Mutation(
+        "copies-without-end",
+        "offload/saves.py",
+        "while len(writing) >= _PACKS:",
+        "while False:",
+        "a slow store takes as much memory as there is to save",
+        (_SAVED + "test_while_two_packs_are_written_nothing_more_is_copied",),
     ),
     Mutation(
         "layout-of-loads-not-compared",
@@ -25,7 +42,7 @@ TIERS = (
     Mutation(
         "what-failed-is-not-set-aside",
         "offload/outer.py",
-        "if why is not None:\n                    self.tier.quarantine(pool, place)\n",
+        "if why is not None:\n            self.tier.quarantine(pool, place)\n",
         "if why is not None:\n",
         "a block that cannot be used is loaded again and again",
         (OUTER + "test_b58_what_failed_once_is_not_chosen_again",),
