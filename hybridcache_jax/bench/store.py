@@ -26,20 +26,23 @@ LARGE, SMALL = 2**30, 2**20
 """Bytes of the prefixes that are saved and restored."""
 
 
-def run(large: int = LARGE, *, repeat: int = 3, steps: int = 64) -> Report:
+def run(
+    large: int = LARGE, *, repeat: int = 3, steps: int = 64, saved_tokens: int = 4096
+) -> Report:
     """Saves and restores a large prefix and a small one, and steps while saving.
 
     Args:
       large: bytes of the large one; of blocks of 512 KiB.
       repeat: rounds; measured and floor take turns in each.
       steps: of a model, with a save beside them and without.
+      saved_tokens: of the prefix that is saved then, 24 KiB each.
     """
     size = format_bytes(large)
     big = [_round(Prefix.of_bytes(large)) for _ in range(repeat)]
     saved, written, disk, raw_disk, memory, raw_memory = _medians(big)
     small = [_round(Prefix.of_bytes(SMALL)) for _ in range(3 * repeat)]
     saved_small, _, restored_small, *_ = _medians(small)
-    saving, alone = step_seconds(steps, repeat)
+    saving, alone = step_seconds(steps, repeat, saved_tokens)
     prefix = Prefix.of_bytes(large)
     copied, staged = _peaks(prefix)
     batch = prefix.plan.staging_blocks * prefix.plan.spec.pools[-1].block_bytes
