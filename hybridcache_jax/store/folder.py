@@ -83,7 +83,7 @@ class Folder:
                 pathlib.Path(entry)
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False)
-                # Orbax writes there without such locks, and sweeps for itself.
+                # Orbax writes there in its own ways; who calls it sweeps there.
                 and pathlib.Path(entry) != self.root / SNAPSHOTS
             ]
             if begun := next(filter(_is_leftover, entries), None):

@@ -13,9 +13,11 @@ Arrays are saved whole, from host memory, so no topology is part of a snapshot.
 
 import contextlib
 import dataclasses
+import fcntl
 import math
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -55,6 +57,8 @@ from hybridcache_jax.store.snapshot_manifest import (
 )
 
 _ITEMS = ("cache", "prefixes")
+# In the names of folders that Orbax has not finished.
+_BEGUN = ".orbax-checkpoint-tmp"
 # Orbax saves no empty item, and no empty array.
 _FILLER = "edges"
 
@@ -179,15 +183,16 @@ class OrbaxPrefixStore(ObjectStore):
         total = sum(array.nbytes for of in items.values() for array in of.values())
         metadata = encode(cache.plan, claims, marks, leaves)
         written = {item: _storable(arrays) for item, arrays in items.items()}
-        if on_progress is not None:
-            on_progress("writing", 0, total)
-        with self._manager(f"Snapshot {step} cannot be saved", create=True) as manager:
+        doing = f"Snapshot {step} cannot be saved"
+        with self._manager(doing, create=True) as manager, self._saving():
             steps = sorted(manager.all_steps())
             if steps and steps[-1] >= step:
                 raise SnapshotError(
                     f"{self.snapshots_path} has step {steps[-1]} already; give a later "
                     "one."
                 )
+            if on_progress is not None:
+                on_progress("writing", 0, total)
             manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -317,6 +322,30 @@ class OrbaxPrefixStore(ObjectStore):
         step = self._chosen(step)
         with self._manager(f"Snapshot {step} cannot be deleted") as manager:
             manager.delete(step)
+
+    def sweep(self) -> int:
+        """Removes what killed writers left, of snapshots too, while others write.
+
+        See :meth:`ObjectStore.sweep`.  Buckets are left to Orbax's own tools.
+        """
+        removed, folder = super().sweep(), pathlib.Path(self.snapshots_path)
+        if not self._in_folder or not folder.is_dir():
+            return removed
+        with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+            begun = [path for path in folder.iterdir() if alone and _BEGUN in path.name]
+            for path in begun:
+                removed += sum(each.is_file() for each in path.rglob("*"))
+                shutil.rmtree(path)
+        return removed
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Keeps sweeps out while a snapshot is written."""
+        if not self._in_folder:
+            yield
+            return
+        with _locked(pathlib.Path(self.snapshots_path), fcntl.LOCK_SH):
+            yield
 
     def _chosen(self, step: int | None) -> int:
         with self._manager("The snapshots cannot be listed") as manager:
@@ -452,6 +481,21 @@ def _verified(
 def _refuse(item: str, name: str, problem: str) -> None:
     if problem:
         raise SnapshotError(f"leaf {item}/{name}: {problem}")
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path, how: int) -> Iterator[bool]:
+    """Holds a lock on a folder, which ends with the process; whether it is held."""
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(place, how)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(place)
 
 
 def _make_lasting(folder: pathlib.Path) -> None:

@@ -522,6 +522,30 @@ def test_house_keeping_leaves_snapshots_alone(copy):
     assert left.exists()
 
 
+def test_what_killed_saves_left_is_swept_while_nobody_writes(copy):
+    folder = pathlib.Path(copy.snapshots_path)
+    left = folder / "8.orbax-checkpoint-tmp" / "cache"
+    left.mkdir(parents=True)
+    (left / "d").write_bytes(b"half")
+    some, swept = served(), []
+    copy.save_snapshot(
+        9,
+        some.cache,
+        some.prefixes,
+        on_progress=lambda what, done, total: (
+            swept.append(OrbaxPrefixStore(copy.path).sweep())
+            if what == "writing"
+            else None
+        ),
+    )
+    # Told before the first byte is written, and when the last one is.
+    assert swept[0] == 0
+    left.mkdir(parents=True, exist_ok=True)
+    (left / "d").write_bytes(b"half")
+    assert OrbaxPrefixStore(copy.path).sweep() == 1
+    assert [path.name for path in sorted(folder.iterdir())] == ["7", "9"]
+
+
 def test_a_bucket_that_orbax_cannot_reach_says_so(tmp_path):
     some = Serving()
     store = OrbaxPrefixStore(tmp_path, snapshots="gs://bucket/prefix")
@@ -583,5 +607,8 @@ def test_a_save_that_is_killed_leaves_whole_steps(tmp_path):
         found = OrbaxPrefixStore(tmp_path).snapshots()
         assert found
         assert [each.problem for each in found] == [""] * len(found)
+    OrbaxPrefixStore(tmp_path).sweep()
+    left = {path.name for path in (tmp_path / "snapshots").iterdir()}
+    assert left == {str(each.step) for each in found}
     after = answer(1, "restore", tmp_path)
     assert after["verdict"] == "RESUMABLE"
