@@ -15,14 +15,12 @@ import contextlib
 import dataclasses
 import fcntl
 import math
-import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 
 from hybridcache_jax._whole import whole
 from hybridcache_jax.capacity import CapacityPlan
@@ -35,19 +33,24 @@ from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.prefix_store import SNAPSHOTS
 from hybridcache_jax.store.sizes import OnProgress
 from hybridcache_jax.store.snapshot_arrays import (
-    Leaves,
-    Record,
     cache_leaves,
     cache_of,
     claim_arrays,
     claim_leaves,
-    digest,
     expected,
     flat,
     layout_difference,
-    nested,
     record,
 )
+from hybridcache_jax.store.snapshot_checks import (
+    check_layouts,
+    check_names,
+    copied,
+    refuse,
+    storable,
+    verified,
+)
+from hybridcache_jax.store.snapshot_folder import locked, make_lasting
 from hybridcache_jax.store.snapshot_manifest import (
     Said,
     SnapshotError,
@@ -59,8 +62,6 @@ from hybridcache_jax.store.snapshot_manifest import (
 _ITEMS = ("cache", "prefixes")
 # In the names of folders that Orbax has not finished.
 _BEGUN = ".orbax-checkpoint-tmp"
-# Orbax saves no empty item, and no empty array.
-_FILLER = "edges"
 
 
 class Claimant(Protocol):
@@ -173,7 +174,7 @@ class OrbaxPrefixStore(ObjectStore):
         claims = prefixes.saved_claims(cache)
         marks = self._marks([key.identity for key in claims.keys])
         items = {
-            "cache": _copied(cache_leaves(cache), on_progress),
+            "cache": copied(cache_leaves(cache), on_progress),
             "prefixes": claim_leaves(cache.plan, claims),
         }
         leaves = {
@@ -182,7 +183,7 @@ class OrbaxPrefixStore(ObjectStore):
         }
         total = sum(array.nbytes for of in items.values() for array in of.values())
         metadata = encode(cache.plan, claims, marks, leaves)
-        written = {item: _storable(arrays) for item, arrays in items.items()}
+        written = {item: storable(arrays) for item, arrays in items.items()}
         doing = f"Snapshot {step} cannot be saved"
         with self._manager(doing, create=True) as manager, self._saving():
             steps = sorted(manager.all_steps())
@@ -201,7 +202,7 @@ class OrbaxPrefixStore(ObjectStore):
                 ),
             )
             if self._in_folder:
-                _make_lasting(pathlib.Path(self.snapshots_path) / str(step))
+                make_lasting(pathlib.Path(self.snapshots_path) / str(step))
             # Only now: the new one is safe.
             if self.max_to_keep is not None:
                 for old in [*steps, step][: -self.max_to_keep]:
@@ -248,9 +249,9 @@ class OrbaxPrefixStore(ObjectStore):
                     + "; ".join(differing)
                     + ". Restore it with the plan it was saved with."
                 )
-            _check_names("cache", expected(plan), said.leaves["cache"])
+            check_names("cache", expected(plan), said.leaves["cache"])
             for name, leaf in expected(plan).items():
-                _refuse(
+                refuse(
                     "cache", name, layout_difference(leaf, said.leaves["cache"][name])
                 )
             # Before memory is asked for: what is there must look like what was saved.
@@ -259,14 +260,14 @@ class OrbaxPrefixStore(ObjectStore):
                 there = lying[item]
                 if there is None:
                     raise SnapshotError(f"its item {item} is not there")
-                _check_layouts(item, flat(there.tree), said.leaves[item])
+                check_layouts(item, flat(there.tree), said.leaves[item])
             restored = manager.restore(
                 step,
                 args=ocp.args.Composite(
                     **{item: ocp.args.StandardRestore() for item in _ITEMS}
                 ),
             )
-            leaves = _verified(
+            leaves = verified(
                 {item: flat(restored[item]) for item in _ITEMS},
                 said.leaves,
                 on_progress,
@@ -331,7 +332,7 @@ class OrbaxPrefixStore(ObjectStore):
         removed, folder = super().sweep(), pathlib.Path(self.snapshots_path)
         if not self._in_folder or not folder.is_dir():
             return removed
-        with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
+        with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as alone:
             begun = [path for path in folder.iterdir() if alone and _BEGUN in path.name]
             for path in begun:
                 removed += sum(each.is_file() for each in path.rglob("*"))
@@ -344,7 +345,7 @@ class OrbaxPrefixStore(ObjectStore):
         if not self._in_folder:
             yield
             return
-        with _locked(pathlib.Path(self.snapshots_path), fcntl.LOCK_SH):
+        with locked(pathlib.Path(self.snapshots_path), fcntl.LOCK_SH):
             yield
 
     def _chosen(self, step: int | None) -> int:
@@ -392,30 +393,6 @@ class OrbaxPrefixStore(ObjectStore):
             raise SnapshotError(f"{doing}: {error}") from error
 
 
-def _copied(leaves: Leaves, on_progress: OnProgress | None) -> Leaves:
-    """Leaves in host memory of their own: a step may take the cache's at once."""
-    total = sum(leaf.nbytes for leaf in leaves.values())
-    copies: Leaves = {}
-    done = 0
-    for name, leaf in leaves.items():
-        if not leaf.is_fully_addressable:
-            raise SnapshotError(
-                f"Snapshot refused: {name} is spread over several processes; a "
-                "snapshot is saved by one process that reaches every array."
-            )
-        copies[name] = np.array(leaf, copy=True)
-        done += copies[name].nbytes
-        if on_progress is not None:
-            on_progress("copying", done, total)
-    return copies
-
-
-def _storable(leaves: Leaves) -> dict[str, Any]:
-    """What Orbax is given: nothing empty."""
-    filled = {name: array for name, array in leaves.items() if array.size}
-    return nested(filled) or {_FILLER: np.zeros(1, np.int32)}
-
-
 def _said(manager: Any, step: int) -> Said:
     import orbax.checkpoint as ocp
 
@@ -435,75 +412,3 @@ def _summary(step: int, said: Said) -> Snapshot:
         plan=said.plan,
         library=said.library,
     )
-
-
-def _check_names(item: str, found: Leaves, said: Mapping[str, Record]) -> None:
-    for name in sorted(found.keys() ^ said.keys()):
-        there = "is not expected" if name in found else "is missing"
-        raise SnapshotError(f"leaf {item}/{name} {there}")
-
-
-def _check_layouts(item: str, found: Leaves, said: Mapping[str, Record]) -> None:
-    filled = {name: each for name, each in said.items() if 0 not in each["shape"]}
-    if not filled:
-        return
-    _check_names(item, found, filled)
-    for name, each in filled.items():
-        _refuse(item, name, layout_difference(found[name], each))
-
-
-def _verified(
-    found: Mapping[str, Leaves],
-    said: Mapping[str, Mapping[str, Record]],
-    on_progress: OnProgress | None,
-) -> dict[str, dict[str, np.ndarray]]:
-    """The leaves as arrays, if every one is what was saved."""
-    arrays: dict[str, dict[str, np.ndarray]] = {}
-    total = sum(leaf.nbytes for of in found.values() for leaf in of.values())
-    done = 0
-    for item, records in said.items():
-        _check_layouts(item, found[item], records)
-        arrays[item] = {}
-        for name, each in records.items():
-            if 0 in each["shape"]:
-                array = np.zeros(each["shape"], named_dtype(each["dtype"]))
-            else:
-                array = np.asarray(found[item][name])
-            if digest(array) != each["blake3"]:
-                _refuse(item, name, "its bytes are not those that were saved")
-            arrays[item][name] = array
-            done += array.nbytes
-            if on_progress is not None:
-                on_progress("verifying", done, total)
-    return arrays
-
-
-def _refuse(item: str, name: str, problem: str) -> None:
-    if problem:
-        raise SnapshotError(f"leaf {item}/{name}: {problem}")
-
-
-@contextlib.contextmanager
-def _locked(folder: pathlib.Path, how: int) -> Iterator[bool]:
-    """Holds a lock on a folder, which ends with the process; whether it is held."""
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(place, how)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(place)
-
-
-def _make_lasting(folder: pathlib.Path) -> None:
-    """Waits until a step, and that it is there, survives the end of the machine."""
-    below = sorted(folder.rglob("*"), reverse=True)
-    for path in (*below, folder, *list(folder.parents)[:3]):
-        place = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(place)
-        finally:
-            os.close(place)
