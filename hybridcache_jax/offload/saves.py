@@ -113,6 +113,7 @@ class Saves:
         self._plan, self._store, self._executor = plan, store, executor
         self._index, self._watch, self._whereabouts = index, watch, whereabouts
         self._waiting: collections.deque[tuple[Save, Steps]] = collections.deque()
+        self._writes: list[Future[list[BlockPlace]]] = []
 
     def __len__(self) -> int:
         """Saves that have not ended."""
@@ -223,7 +224,9 @@ class Saves:
         copied: list[tuple[Block, bytes]] = []
         writing: collections.deque[Writing] = collections.deque()
         for pool, numbers in self._batches(named, places):
-            while len(writing) >= _PACKS:
+            while self._busy():
+                yield
+            while writing and writing[0][1].done():
                 places |= yield from self._written(writing.popleft())
             cache, holds = yield
             there, data = self._copies(save, cache, holds, pool, numbers)
@@ -257,7 +260,14 @@ class Saves:
     def _write_pack(self, copied: list[tuple[Block, bytes]]) -> Writing:
         """Begins to write what was copied; the list is emptied meanwhile."""
         blocks = [block for block, _ in copied]
-        return blocks, self._executor.submit(write_blocks, self._store, _taken(copied))
+        task = self._executor.submit(write_blocks, self._store, _taken(copied))
+        self._writes.append(task)
+        return blocks, task
+
+    def _busy(self) -> bool:
+        """Whether no more may be copied, for packs of this save and of ended ones."""
+        self._writes = [task for task in self._writes if not task.done()]
+        return len(self._writes) >= _PACKS
 
     def _written(
         self, writing: Writing

@@ -26,7 +26,7 @@ TIERS = (
     Mutation(
         "copies-without-end",
         "offload/saves.py",
-        "while len(writing) >= _PACKS:",
+        "while self._busy():",
         "while False:",
         "a slow store takes as much memory as there is to save",
         (_SAVED + "test_while_two_packs_are_written_nothing_more_is_copied",),
