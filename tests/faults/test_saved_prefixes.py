@@ -491,10 +491,11 @@ class Held(Executor):
         self.tasks.append((Future(), fn, args, kwargs))
         return self.tasks[-1][0]
 
-    def run(self):
-        for future, fn, args, kwargs in self.tasks:
+    def run(self, but=None):
+        now = [task for task in self.tasks if task[1] is not but]
+        self.tasks = [task for task in self.tasks if task[1] is but]
+        for future, fn, args, kwargs in now:
             future.set_result(fn(*args, **kwargs))
-        self.tasks.clear()
 
 
 def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
@@ -523,6 +524,27 @@ def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
     assert most == 2
     assert set(session.ends()) <= {"saved", "merged"}
     assert session.restarted(executor=Inline()).answer([*CHAT, 0]).length >= 12
+
+
+def test_packs_of_a_save_that_was_given_up_still_count(monkeypatch):
+    monkeypatch.setattr(saves, "PACK_BYTES", 1)
+    held = Held()
+    session = Saved(toy.fine(), executor=held)
+
+    def most_written():
+        for _ in range(8):
+            cache, _ = session.prefixes.poll(session.cache)
+            session.put(cache)
+            held.run(but=saves.write_blocks)
+        return len(held.tasks)
+
+    for prompt in (CHAT, OTHER, [5, *P]):
+        session.store(prompt)
+        assert most_written() == 2
+        session.prefixes._link.saves.give_up(lambda key: True)
+    held.run()
+    session.store([6, *P])
+    assert most_written() == 2
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])
