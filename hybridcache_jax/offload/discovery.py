@@ -86,24 +86,21 @@ class Discovery:
             there[:claimed] = holds(
                 pool, known.blocks[pool][:claimed], known.epochs[pool][:claimed], first
             )
-            for number in np.flatnonzero(~there).tolist():
-                where = blocks.get((pool, number))
-                if where is None:
-                    continue
-                place = self._tier.claim(
-                    pool,
-                    where,
-                    version=version,
-                    provenance=int(key.provenance),
-                    first=number * size,
-                    needed=needed[pool],
-                )
-                if place is None:
-                    break
-                needed[pool][place] = True
-                ids[number] = self._whereabouts.ids(pool, place)
-                stamps[number] = self._tier.places[pool].epoch[place]
-                fresh = True
+            numbers = [n for n in np.flatnonzero(~there) if (pool, int(n)) in blocks]
+            numbers = np.array(numbers, np.int32)
+            places = self._tier.claim(
+                pool,
+                [blocks[pool, number] for number in numbers.tolist()],
+                version=version,
+                provenance=int(key.provenance),
+                first=numbers * np.int32(size),
+                needed=needed[pool],
+            )
+            needed[pool][places] = True
+            numbers = numbers[: len(places)]
+            ids[numbers] = self._whereabouts.ids(pool, places)
+            stamps[numbers] = self._tier.places[pool].epoch[places]
+            fresh = fresh or len(places) > 0
             columns.append(ids)
             epochs.append(stamps)
         if fresh:

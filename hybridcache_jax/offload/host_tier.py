@@ -132,9 +132,10 @@ class HostTier:
         Returns:
           The place, or None if every place is needed.
         """
-        place = self._free_place(pool, ~needed)
-        if place is None or not self._free_memory(pool, needed):
+        places = self._free_places(pool, 1, ~needed)
+        if not len(places) or not self._free_memory(pool, needed):
             return None
+        place = int(places[0])
         facts = {"version": version, "provenance": provenance, "first": first}
         self._clock += 1
         self.places[pool].hand_out(place, **facts, now=self._clock)
@@ -144,39 +145,41 @@ class HostTier:
     def claim(
         self,
         pool: int,
-        where: BlockPlace,
+        wanted: Sequence[BlockPlace],
         *,
         version: int,
         provenance: int,
-        first: int,
+        first: np.ndarray,
         needed: np.ndarray,
-    ) -> int | None:
-        """A place for a block that lies in the store; no memory is taken.
+    ) -> np.ndarray:
+        """Places for blocks that lie in the store; no memory is taken.
 
         Args:
           pool: index of the pool.
-          where: the block lies.
-          version: as for :meth:`store`, as are the others.
+          wanted: ``n`` blocks, where each lies.
+          version: as for :meth:`store`.
           provenance: likewise.
-          first: likewise.
-          needed: likewise.
+          first: ``[n]`` int32, first token positions.
+          needed: as for :meth:`store`.
 
         Returns:
-          The place; None if only places are left that are needed, or whose block lies
-          nowhere else.
+          ``[m]`` places of the first ``m <= n`` blocks.  Fewer than asked for if only
+          places are left that are needed, or whose block lies nowhere else.
         """
-        elsewhere = np.zeros(len(needed), bool)
+        table, elsewhere = self.places[pool], np.zeros(len(needed), bool)
         elsewhere[list(self._stored[pool])] = True
-        table = self.places[pool]
         elsewhere |= table.stage == Stage.QUARANTINED
-        place = self._free_place(pool, elsewhere & ~needed)
-        if place is None:
-            return None
-        facts = {"version": version, "provenance": provenance, "first": first}
+        places = self._free_places(pool, len(wanted), elsewhere & ~needed)
         self._clock += 1
-        table.hand_out(place, **facts, now=self._clock)
-        self._stored[pool][place] = where
-        return place
+        table.hand_out(
+            places,
+            version=version,
+            provenance=provenance,
+            first=first[: len(places)],
+            now=self._clock,
+        )
+        self._stored[pool].update(zip(places.tolist(), wanted, strict=False))
+        return places
 
     def where(self, pool: int, place: int) -> BlockPlace | None:
         """Where in the store the block of a place lies; None if it does not."""
@@ -243,18 +246,16 @@ class HostTier:
             alone = [place for place in gone if place not in held]
             table.stage[alone] = Stage.QUARANTINED
 
-    def _free_place(self, pool: int, may_go: np.ndarray) -> int | None:
-        """A free place, or one that becomes free; None if there is none."""
+    def _free_places(self, pool: int, count: int, may_go: np.ndarray) -> np.ndarray:
+        """So many free places, or that become free; fewer if there are no more."""
         table = self.places[pool]
-        free = np.flatnonzero(table.stage == Stage.FREE)
-        if len(free):
-            return int(free[0])
-        candidates = np.flatnonzero(may_go)
-        if not len(candidates):
-            return None
-        place = table.longest_unused(candidates)
-        self.drop(pool, np.array([place]))
-        return place
+        free = np.flatnonzero(table.stage == Stage.FREE)[:count]
+        if len(free) == count:
+            return free
+        candidates = np.flatnonzero(may_go & (table.stage != Stage.FREE))
+        gone = table.longest_unused(candidates)[: count - len(free)]
+        self.drop(pool, gone)
+        return np.concatenate([free, gone])
 
     def _free_memory(self, pool: int, needed: np.ndarray) -> bool:
         """Whether there is memory for a block; gives up that of another if need be."""
@@ -264,7 +265,7 @@ class HostTier:
         candidates = np.array([place for place in held if not needed[place]], int)
         if not len(candidates):
             return False
-        place = self.places[pool].longest_unused(candidates)
+        place = int(self.places[pool].longest_unused(candidates)[0])
         if place in self._stored[pool]:
             del held[place]
         else:

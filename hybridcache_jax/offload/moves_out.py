@@ -17,6 +17,7 @@ from hybridcache_jax.offload.transfer import LABELS, Transfer
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store.manifest import BlockPlace
 
 
 class MovesOut:
@@ -102,9 +103,8 @@ class MovesOut:
             place = self._stored(pool, planes, labels[:, at].tolist(), needed)
             where = self._whereabouts.stored(pool, int(block), int(epoch))
             if where is not None:
-                facts = dict(zip(LABELS, labels[:, at].tolist(), strict=True))
                 if place is None:
-                    place = self._tier.claim(pool, where, **facts, needed=needed)
+                    place = self._claimed(pool, where, labels[:, at].tolist(), needed)
                 else:
                     self._tier.lies(pool, place, where)
             # A later block may drop this one and take its place.
@@ -126,3 +126,12 @@ class MovesOut:
         except Exception:  # a tier may fail in any way of its own
             self._watch.store_failed(pool)
             return None
+
+    def _claimed(
+        self, pool: int, where: BlockPlace, labels: list[int], needed: np.ndarray
+    ) -> int | None:
+        """A place for one block that lies in the store, if there is one."""
+        facts = dict(zip(LABELS, labels, strict=True))
+        first = np.array([facts.pop("first")], np.int32)
+        places = self._tier.claim(pool, [where], **facts, first=first, needed=needed)
+        return int(places[0]) if len(places) else None

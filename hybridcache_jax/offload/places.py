@@ -42,9 +42,15 @@ class Places:
         )
 
     def hand_out(
-        self, place: int, *, version: int, provenance: int, first: int, now: int
+        self,
+        place: int | np.ndarray,
+        *,
+        version: int,
+        provenance: int,
+        first: int | np.ndarray,
+        now: int,
     ) -> None:
-        """A free place holds a block from here on."""
+        """Free places, one or several, hold blocks from here on."""
         self.stage[place] = Stage.ON_DISK
         self.form[place] = Form.ON_DISK_PREFIX
         self.version[place] = version
@@ -60,11 +66,14 @@ class Places:
         self.first[places] = -1
         self.epoch[places] += 1
 
-    def longest_unused(self, candidates: np.ndarray) -> int:
-        """Which of some places goes first.
+    def longest_unused(self, candidates: np.ndarray) -> np.ndarray:
+        """Places in the order in which they go.
 
         Args:
-          candidates: ``[n]``, at least one.
+          candidates: ``[n]``.
+
+        Returns:
+          The same ``[n]``.
         """
         # What is set aside first; among equals of age the highest position, so that a
         # chain loses its end before its beginning.
@@ -75,7 +84,7 @@ class Places:
                 self.stage[candidates] != Stage.QUARANTINED,
             )
         )
-        return int(candidates[order[0]])
+        return candidates[order]
 
 
 def places_for(plan: CapacityPlan, grids: int) -> list[int]:
