@@ -23,6 +23,7 @@ from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.prefix_store import StoreError
+from hybridcache_jax.testing import faults
 from hybridcache_jax.testing.stores import Inline, MemoryStore
 
 P = list(toy.P)
@@ -367,7 +368,10 @@ def test_what_is_longer_than_host_memory_comes_back_from_the_store():
             for pool in some.plan.spec.pools
         )
     )
+    # It is known where all of it lies; the store need not be asked again.
+    second.objects.error = StoreError("no way there")
     waits = second.match([*CHAT, 0])
+    second.objects.error = None
     assert (waits.verdict, waits.length) == (Verdict.NEEDS_IO, ready.length)
     assert second.answer([*CHAT, 0]).start == ready.length
 
@@ -426,6 +430,18 @@ def test_every_point_that_is_kept_is_resumed_from_one_record():
         plan = second.answer(prompt)
         assert (plan.verdict, plan.length) == (ready.verdict, ready.length)
         assert ready.verdict == Verdict.RESUMABLE
+
+
+def test_a_save_whose_block_changed_hands_writes_no_record():
+    """The index does not know it yet: the facts are asked before a block is copied."""
+    session = Saved(toy.fine())
+    session.store(CHAT)
+    for pool in range(len(session.model.plan.spec.pools)):
+        block = faults.stored(session.cache, pool)[0]
+        session.put(faults.hand_over(session.cache, pool, block))
+    session.save()
+    assert session.ends() == {"lost": 1}
+    assert session.objects.names("records/") == []
 
 
 def test_what_was_swept_from_the_store_is_written_anew():

@@ -19,7 +19,7 @@ SAVES = (
         "good = np.flatnonzero(holds(pool, ids, epochs, first))",
         "good = np.arange(len(ids))",
         "what took the place of a block is saved as that block",
-        (_SAVED + "test_a_save_whose_block_is_lost_writes_no_record",),
+        (_SAVED + "test_a_save_whose_block_changed_hands_writes_no_record",),
     ),
     Mutation(
         "saves-outlive-their-scope",
