@@ -382,6 +382,7 @@ BANNED = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"
     "subprocess",
     "ctypes",
 }
+HARMLESS = ("re.compile", "json.loads")
 CALLS = {"eval", "exec", "compile", "__import__", "load", "loads", "system"}
 
 
@@ -398,7 +399,7 @@ def test_nothing_that_is_read_is_run():
             elif isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 whose = ast.unparse(node.func)
-                assert name not in CALLS or whose == "re.compile", (path.name, whose)
+                assert name not in CALLS or whose in HARMLESS, (path.name, whose)
                 continue
             else:
                 continue
