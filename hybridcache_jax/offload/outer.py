@@ -292,13 +292,10 @@ class Outer:
             places = pending.places[pool]
             left = table.epoch[places] != pending.epochs[pool]
             left |= table.stage[places] != Stage.ON_DISK
-            if left.any():
-                why = "the block left the tier meanwhile"
-                place = int(places[np.argmax(left)])
-                return self._failed(load, pool, place, LoadStage.READ, why)
+            there = int(np.argmax(left)) if left.any() else len(places)
             if not pending.expected:
                 self.tier.expect(pool, self._not_staged(pending, pool))
-            for place, epoch in _keys(pending, pool):
+            for place, epoch in _keys(pending, pool)[:there]:
                 if (place, epoch) in staged:
                     continue
                 came = self._came(pool, place)
@@ -308,6 +305,10 @@ class Outer:
                     staged[place, epoch] = came
                 else:
                     return self._failed(load, pool, place, *came)
+            if there < len(places):
+                why = "the block left the tier meanwhile"
+                place = int(places[there])
+                return self._failed(load, pool, place, LoadStage.READ, why)
         pending.expected = True
         if late:
             return LoadReport(load, LoadStage.READ, why=f"{late} blocks are on the way")
