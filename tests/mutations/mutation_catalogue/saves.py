@@ -83,23 +83,4 @@ SAVES = (
         "what came from the store is lost when it is evicted",
         (_SAVED + "test_what_is_longer_than_host_memory_comes_back_from_the_store",),
     ),
-    Mutation(
-        "a-hanging-store-asked-again",
-        "offload/lookups.py",
-        "            self._late = task\n",
-        "            pass\n",
-        "every request waits for a store that hangs",
-        (_SAVED + "test_a_store_that_hangs_costs_one_wait",),
-    ),
-    Mutation(
-        "engines-wait-for-ever",
-        "serving/arrivals.py",
-        "return self.loads < _MOST_LOADS",
-        "return True",
-        "a request whose loads fail is never run",
-        (
-            "tests/serving/test_engine_store.py::"
-            "test_a_store_that_fails_makes_a_request_run_cold",
-        ),
-    ),
 )
