@@ -1,6 +1,7 @@
 """Where the blocks that claims name lie: on the device, in memory, in a store."""
 
 from collections.abc import Collection
+from typing import TypeVar
 
 import numpy as np
 
@@ -9,6 +10,9 @@ from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.offload.transfer import Transfer
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.manifest import BlockPlace
+
+# One of them, or an array.
+Ids = TypeVar("Ids", int, np.ndarray)
 
 
 class Whereabouts:
@@ -45,7 +49,7 @@ class Whereabouts:
         """What claims call places of the tier."""
         return np.asarray(places, np.int32) + np.int32(self._plan.blocks[pool] + 1)
 
-    def places(self, pool: int, ids: np.ndarray) -> np.ndarray:
+    def places(self, pool: int, ids: Ids) -> Ids:
         """Places of the tier by what claims call them; negative for blocks."""
         return ids - (self._plan.blocks[pool] + 1)
 
@@ -57,7 +61,7 @@ class Whereabouts:
           block: what claims call it.
           epoch: its epoch.
         """
-        place = block - (self._plan.blocks[pool] + 1)
+        place = self.places(pool, block)
         if place >= 0:
             return self._tier.where(pool, place)
         seen, where = self._stored[pool].get(block, (-1, None))
@@ -74,7 +78,7 @@ class Whereabouts:
           epoch: its epoch.
           where: in the store.
         """
-        place = block - (self._plan.blocks[pool] + 1)
+        place = self.places(pool, block)
         if place < 0:
             self._stored[pool][block] = epoch, where
         elif self._tier.places[pool].epoch[place] == epoch:

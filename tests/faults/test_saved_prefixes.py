@@ -13,6 +13,7 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved import Saved
+from tiered import grids
 
 import hybridcache_jax as hc
 from hybridcache_jax import Verdict
@@ -103,18 +104,6 @@ def test_whatever_happens_to_a_store_every_answer_is_a_cold_runs(
             flip(session.objects, names[number % len(names)], number)
         elif act == "answer":
             session.answer([*prompt, number % 10])
-
-
-def grids(some, count, known):
-    """Bytes of a tier for so many grid units in memory, and places for some more."""
-    plan, total = some.plan, count * some.grid + known
-    total = -(-total // some.grid) * some.grid
-    held = sum(
-        pool.block_bytes * plan.stored_blocks(number, count * some.grid)
-        for number, pool in enumerate(plan.spec.pools)
-    )
-    places = sum(plan.stored_blocks(n, total) for n in range(len(plan.spec.pools)))
-    return held + 48 * places + plan.index_bytes(total)
 
 
 def flip(store, name, bit):

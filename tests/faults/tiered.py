@@ -11,9 +11,9 @@ FORMS = tuple(form for form in Form if form != Form.NONE)
 class Tiered(toy.Session):
     """A session whose evicted blocks move to a tier that can go wrong."""
 
-    def __init__(self, some, *, budget="1MiB", **options):
-        self.tier = faults.FaultyTier(some.plan, budget=budget)
-        super().__init__(some, tier=self.tier, **options)
+    def __init__(self, some, cache=None, *, budget="1MiB", known=0, **options):
+        self.tier = faults.FaultyTier(some.plan, budget=budget, known_tokens=known)
+        super().__init__(some, cache, tier=self.tier, **options)
 
     def move_out(self):
         """Everything that is stored leaves the device."""
@@ -45,16 +45,18 @@ class Tiered(toy.Session):
         return self.acquire(plan)
 
 
-def grids(some, count):
+def grids(some, count, known=0):
     """Bytes of a tier for so many grid units of every form, and not for one more.
 
-    Per block 48 bytes of facts; and what the index keeps of them.
+    Per block 48 bytes of facts, also of ``known`` tokens beside those; and what the
+    index keeps of them.
     """
+    places = count - -known // some.grid
     blocks = sum(
-        (pool.block_bytes + 48) * (some.grid // pool.block_tokens)
+        (count * pool.block_bytes + places * 48) * (some.grid // pool.block_tokens)
         for pool in some.plan.spec.pools
     )
-    return count * blocks + some.plan.index_bytes(count * some.grid)
+    return blocks + some.plan.index_bytes(places * some.grid)
 
 
 def only_full(**options):

@@ -3,7 +3,6 @@
 import dataclasses
 
 import numpy as np
-from memory_store import Memory
 
 import hybridcache_jax as hc
 from hybridcache_jax.contents import Contents
@@ -19,6 +18,7 @@ from hybridcache_jax.store.records import (
     write_record,
 )
 from hybridcache_jax.store.ticks import tick
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 GRID = 4
 ENTRY = hc.Entry.kv(heads=1, dim=2)

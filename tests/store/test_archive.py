@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_records import KEY, CutError, Watched, copied, cut, length_read, write
-from memory_store import Memory
 from test_manifest import sealed
 
 from hybridcache_jax.store.archive import HEADER, ArchiveError
@@ -26,6 +25,7 @@ from hybridcache_jax.store.manifest import decode, encode
 from hybridcache_jax.store.ticks import next_tick
 from hybridcache_jax.store.trust import give_up
 from hybridcache_jax.store.verification import verify
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 LONG, OTHER = list(range(12)), [7] * 4
 

@@ -13,7 +13,6 @@ import zlib
 import pytest
 from bucket_servers import BUCKET, Way, ask, login, started
 from google_stub import GoogleStub
-from memory_store import Memory
 from small_records import expected, look, prefix, save
 
 from hybridcache_jax.store.collection import collect
@@ -25,6 +24,7 @@ from hybridcache_jax.store.prefix_store import ShortObjectError, StoreError
 from hybridcache_jax.store.records import find_records
 from hybridcache_jax.store.usage import measure
 from hybridcache_jax.store.verification import verify
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 from hybridcache_jax.testing.stores import check_store
 
 OLD, NEW = b"old" * 100, b"newer" * 1000

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_records import GRID, CutError, Watched, copied, cut, length_read, write
-from memory_store import Memory
 from test_manifest import sealed
 
 from hybridcache_jax.store.collection import collect
@@ -16,6 +15,7 @@ from hybridcache_jax.store.pack import GonePackError
 from hybridcache_jax.store.sweeps import noted_packs
 from hybridcache_jax.store.ticks import mark_used, next_tick, tick
 from hybridcache_jax.store.verification import verify
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 
 class Model:

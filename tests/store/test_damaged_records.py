@@ -10,7 +10,6 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_store import Memory
 from small_records import expected, look, prefix, save
 
 import hybridcache_jax.store
@@ -18,6 +17,7 @@ from hybridcache_jax.store import manifest as lib
 from hybridcache_jax.store.manifest import Manifest, ManifestError, decode, encode
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.records import find_records
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 ONE, TWO, THREE = [1, 2, 3], [1, 2, 3, 4, 5], [7, 8]
 # What look sees of each record, and what it goes on from.

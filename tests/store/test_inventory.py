@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kept_records import HISTORY, WINDOW, Watched, write
-from memory_store import Memory
 
 from hybridcache_jax.store.inventory import take_inventory
 from hybridcache_jax.store.manifest import PlaneLayout, PoolPart, decode, encode
@@ -13,6 +12,7 @@ from hybridcache_jax.store.records import layout_of
 from hybridcache_jax.store.sizes import block_size, object_size
 from hybridcache_jax.store.ticks import mark_used, next_tick
 from hybridcache_jax.store.usage import measure
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 
 @given(st.integers(0, 300), st.integers(-1, 400))

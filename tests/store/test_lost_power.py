@@ -11,10 +11,10 @@ import itertools
 
 import pytest
 from killing import files
-from memory_store import Memory
 from small_records import expected, look, save
 
 from hybridcache_jax.store.objects import ObjectStore
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 FIVE, SEVEN = [1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]
 # Old records, the save, what is there before and after it.

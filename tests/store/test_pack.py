@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_store import Memory
 
 from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.store import pack
 from hybridcache_jax.store.pack import read_blocks, write_blocks
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 SIZE = 24
 

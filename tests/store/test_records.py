@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_store import Memory
+from kept_records import GRID, HISTORY, KEY, WINDOW, block
 
-import hybridcache_jax as hc
 from hybridcache_jax.contents import Contents
-from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.keys import keyed_blake3
 from hybridcache_jax.store.manifest import decode, encode
@@ -24,33 +22,15 @@ from hybridcache_jax.store.records import (
     layout_of,
     write_record,
 )
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
-GRID = 4
-ENTRY = hc.Entry.kv(heads=1, dim=2)
-SPEC = hc.CacheSpec.from_layers(
-    [hc.LayerSpec(local=hc.Window(4, ENTRY)), hc.LayerSpec(global_=hc.Entries(ENTRY))],
-    block_tokens=GRID,
-)
-WINDOW, HISTORY = SPEC.pools
-ME = hc.Identity("w", "c", SPEC.fingerprint, namespace="a")
-KEY = Key(ME)
+ME = KEY.identity
 
 
 def prefix(tokens, spans=(), key=KEY, hash=keyed_blake3):
     ids = np.array(tokens, np.int32)
     contents = Contents.of(spans, len(ids))
     return Prefix(key, ids, contents, GRID, hash)
-
-
-def block(pool, tokens):
-    """A block that says of which tokens it is."""
-    mark = sum((n + 1) * token for n, token in enumerate(tokens))
-    return Payload.sealed(
-        {
-            plane.name: np.full(plane.shape, mark, plane.dtype)
-            for plane in layout_of(pool)
-        }
-    )
 
 
 def write(store, tokens, start=0, **more):

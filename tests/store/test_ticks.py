@@ -1,7 +1,6 @@
 """Logical time: a counter in the store, and marks of what was of use."""
 
 import pytest
-from memory_store import Memory
 
 from hybridcache_jax.store.prefix_store import StoreError
 from hybridcache_jax.store.ticks import (
@@ -11,6 +10,7 @@ from hybridcache_jax.store.ticks import (
     next_tick,
     tick,
 )
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 A, B = b"a" * 16, b"b" * 16
 

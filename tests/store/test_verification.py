@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_records import CutError, Watched, copied, cut, length_read, write
-from memory_store import Memory
 from test_manifest import sealed
 
 from hybridcache_jax.store import verification
 from hybridcache_jax.store.manifest import decode, encode
 from hybridcache_jax.store.verification import verify
+from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 TOKENS = list(range(12))
 SPANS = [(1, 3, 0x10ABC), (5, 6, b"x"), (9, 10, "7")]
