@@ -126,6 +126,17 @@ def forget(table: StateTable, claimed: jax.Array) -> StateTable:
     return free(table, jnp.flatnonzero(gone, size=gone.size, fill_value=gone.size))
 
 
+def abandon(table: StateTable, coming: AnyArray) -> StateTable:
+    """Frees blocks that were handed out for a load that is over: ``LOADING -> FREE``.
+
+    Args:
+      table: facts of the pool.
+      coming: ``[P]`` bool, blocks into which a load still goes on.
+    """
+    gone = (table.stage == Stage.LOADING) & ~coming
+    return free(table, jnp.flatnonzero(gone, size=gone.size, fill_value=gone.size))
+
+
 def quarantine(table: StateTable, ids: jax.Array) -> StateTable:
     """Takes blocks that failed a check out of every reader's sight, for good.
 

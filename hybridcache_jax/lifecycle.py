@@ -34,7 +34,7 @@ LEGAL: Mapping[Stage, frozenset[Stage]] = MappingProxyType(
         Stage.ON_DISK: frozenset(
             {Stage.LOADING, Stage.EVICTING, Stage.QUARANTINED, Stage.FREE}
         ),
-        Stage.LOADING: frozenset({Stage.SEALED, Stage.QUARANTINED}),
+        Stage.LOADING: frozenset({Stage.SEALED, Stage.QUARANTINED, Stage.FREE}),
         Stage.EVICTING: frozenset({Stage.FREE, Stage.SEALED}),
         Stage.QUARANTINED: frozenset({Stage.FREE}),
     }

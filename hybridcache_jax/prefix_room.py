@@ -155,9 +155,14 @@ class RoomMethods(PrefixParts):
         Call it between steps.  One save at a time copies a batch of blocks for the
         store; see :attr:`saving` and :meth:`flush`.
 
-        A load is registered whole, in one update, after all of it was verified; one
-        that fails changes nothing.  A block that failed verification, or that the tier
-        no longer has, is not counted on again; after any other error it may be.
+        A load is registered whole, in one update, after all of it was verified.  One of
+        more than 32 MiB from a store comes a part at a time into blocks that nobody can
+        read yet, for which room is made when the first of it was verified; if it ends
+        before, they are free again.  ``LoadReport.left`` says how much is to come.
+        Nothing else changes with a load that fails.
+
+        A block that failed verification, or that the tier no longer has, is not counted
+        on again; after any other error it may be.
 
         Args:
           cache: the cache; its memory is donated, go on from the one returned.

@@ -24,7 +24,7 @@ from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.points import At, Point
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
-from hybridcache_jax.state import HybridCache
+from hybridcache_jax.state import HybridCache, StateTable
 
 # Version of identities that have never written; blocks count from 1.
 UNKNOWN = 0
@@ -65,7 +65,7 @@ class Upkeep:
         self._begin = jax.jit(eviction.begin)
         self._finish = jax.jit(eviction.finish)
         self._recover = jax.jit(eviction.recover)
-        self._forget = jax.jit(eviction.forget)
+        self._forget = jax.jit(_forget)
 
     def facts(self, cache: HybridCache) -> HostFacts:
         """What is true of blocks, and of places outside, at this moment."""
@@ -170,7 +170,15 @@ class Upkeep:
         for number, (table, ids) in enumerate(zip(cache.tables, claimed, strict=True)):
             named = np.zeros(self._plan.blocks[number], bool)
             named[ids[ids < len(named)]] = True
-            tables.append(self._forget(table, named))
+            coming = np.zeros(len(named), bool)
+            if self._outer is not None:
+                coming = self._outer.coming(number)
+            tables.append(self._forget(table, named, coming))
             if self._outer is not None:
                 self._outer.forget(number, ids)
         return with_tables(cache, tables)
+
+
+def _forget(table: StateTable, claimed: jax.Array, coming: jax.Array) -> StateTable:
+    """Frees what no claim of use names, and what no load fills any more."""
+    return eviction.abandon(eviction.forget(table, claimed), coming)

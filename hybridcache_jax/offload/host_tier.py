@@ -185,6 +185,10 @@ class HostTier:
         """Where in the store the block of a place lies; None if it does not."""
         return self._stored[pool].get(place)
 
+    def away(self, pool: int, place: int) -> bool:
+        """Whether the block of a place has to be read from the store."""
+        return place in self._stored[pool] and place not in self._payloads[pool]
+
     def lies(self, pool: int, place: int, where: BlockPlace) -> None:
         """The block of a place lies in the store, too."""
         self._stored[pool][place] = where
@@ -192,9 +196,7 @@ class HostTier:
     def expect(self, pool: int, places: Sequence[int]) -> None:
         """These places will be read soon: what lies in the store sets out."""
         wanted = [
-            self._stored[pool][place]
-            for place in places
-            if place in self._stored[pool] and place not in self._payloads[pool]
+            self._stored[pool][place] for place in places if self.away(pool, place)
         ]
         if wanted and self.reader is not None:
             self.reader.expect(pool, wanted)

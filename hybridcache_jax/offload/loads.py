@@ -45,6 +45,11 @@ class Load:
     plan: ResumePlan
     deadline: int
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks it brings."""
+        return sum(map(len, self.plan.loads))
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
@@ -55,12 +60,15 @@ class LoadReport:
       stage: what it waits for, or where it ended.
       failed: True if it is over and nobody acquired what it brought; plan again.
       why: one sentence for a failure or a wait, else empty.
+      left: of a load that waits, how many of its ``load.blocks`` blocks have not come
+        yet; those that have are verified.
     """
 
     load: Load
     stage: LoadStage
     failed: bool = False
     why: str = ""
+    left: int = 0
 
     @property
     def ready(self) -> bool:
@@ -79,7 +87,9 @@ class Pending:
       keep: per pool, ids on the device that the plan needs besides.
       registered: whether it has come; what it needs is kept until it is acquired.
       cancelled: whether the claims that it was to serve were dropped.
-      expected: whether the tier was told what it waits for.
+      reserved: whether all its blocks have memory on the device; what was verified is
+        placed there as it comes.
+      needs_room: whether no more of it is read until it has that.
     """
 
     load: Load
@@ -88,7 +98,8 @@ class Pending:
     keep: list[np.ndarray]
     registered: bool = False
     cancelled: bool = False
-    expected: bool = False
+    reserved: bool = False
+    needs_room: bool = False
 
     def over(self, now: int) -> bool:
         """Whether at ``now`` it protects nothing any more."""

@@ -1,9 +1,10 @@
 """The outer tier of one ``PrefixCache``: what is asked back from it, between steps.
 
-A load reads every block into memory of its own and verifies it; the live cache changes
-in one update, when all of them are good, or not at all.
+A load verifies every block before anything of it can be read: its blocks are sealed and
+claimed in one update, when all of them are good, or not at all.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -21,16 +22,18 @@ from hybridcache_jax.offload.loads import (
     settled,
 )
 from hybridcache_jax.offload.moves_out import MovesOut
-from hybridcache_jax.offload.payload import Payload, layout_refusal
-from hybridcache_jax.offload.transfer import LABELS, Transfer
+from hybridcache_jax.offload.staging import Slot, Staging, slots_of
+from hybridcache_jax.offload.transfer import LABELS, Arrival, Transfer
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.points import At, Point
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key
-from hybridcache_jax.state import HybridCache
+from hybridcache_jax.state import HybridCache, StateTable
 
 MakeRoom = Callable[[HybridCache, Sequence[int]], HybridCache]
+# A load that can go on, and what of it is still to come; None if nothing.
+Coming = tuple[Pending, LoadReport | None]
 
 
 class Outer:
@@ -80,9 +83,9 @@ class Outer:
             plan, tier, index, watch, self._transfer, self.whereabouts
         )
         self._pending: dict[int, Pending] = {}
-        # Verified payloads by pool, and by place and epoch: a place may be handed out
-        # again while a load still waits for what it held.
-        self._staged: list[dict[tuple[int, int], Payload]] = [{} for _ in plan.blocks]
+        self.staging = Staging(plan, tier, at)
+        # Whether blocks on the device may be a load's that is over.
+        self._abandoned = False
         self._watch, self._at = watch, at
         self._asked = 0
 
@@ -98,7 +101,7 @@ class Outer:
         )
 
     def ask(self, plan: ResumePlan, deadline: int) -> Load:
-        """Asks for what a plan needs from the tier; nothing is read yet.
+        """Asks for what a plan needs from the tier; what lies in a store sets out.
 
         Args:
           plan: a plan whose verdict is NEEDS_IO.
@@ -115,12 +118,14 @@ class Outer:
             pending.epochs.append(epochs[away])
             pending.keep.append(ids[here])
         self._pending[load.number] = pending
+        self.staging.set_out(pending)
         return load
 
     def cancel(self, load: Load) -> None:
         """Gives a load up, or lets go of what it brought; unknown ones are ignored."""
         self._pending.pop(load.number, None)
-        self._unstage()
+        self._release()
+        self.staging.tidy(self._waiting())
 
     def give_up(self, dropped: Callable[[Key], bool]) -> None:
         """Ends the loads for claims that were dropped; the next poll says so.
@@ -173,102 +178,175 @@ class Outer:
           The cache, and a report for every load that was on its way or is over.
         """
         now, reports = int(cache.clock), []
-        ready = self._verified(list(self._pending.values()), now, reports)
+        ready = self._fetched(now, reports)
+        self._release()
+        if self._abandoned:
+            cache = self._without_abandoned(cache)
         if ready:
-            # Up to here nothing has changed.
+            # Up to here nothing has changed that somebody reads.
             self._at(Point.LOAD_VERIFIED)
-            places = self._places_of(ready)
-            cache = make_room(cache, [len(where) for where in places])
+            cache = make_room(cache, self._missing(ready))
             # Places that nobody claims any more went with what made room.
-            ready = self._verified(ready, now, reports)
-            cache = self._register(cache, ready, reports)
-        self._unstage()
+            ready = self._still_there(ready, reports)
+            cache = self._go_on(cache, ready, reports)
+        self._abandoned = False
+        self.staging.tidy(self._waiting())
+        for pending in self._waiting():
+            self.staging.set_out(pending)
         return cache, tuple(reports)
+
+    def coming(self, pool: int) -> np.ndarray:
+        """``[P]`` bool: blocks of a pool that were handed out for what comes."""
+        return self.staging.coming(pool)
 
     def _waiting(self) -> list[Pending]:
         return [load for load in self._pending.values() if not load.registered]
 
-    def _verified(
-        self, loads: Sequence[Pending], now: int, reports: list[LoadReport]
-    ) -> list[Pending]:
-        """The loads of which all has come and is good; reports on the others."""
-        good = []
-        for pending in loads:
+    def _release(self) -> None:
+        self._abandoned |= self.staging.release(self._waiting())
+
+    def _without_abandoned(self, cache: HybridCache) -> HybridCache:
+        """Gives back the blocks of loads that are over."""
+        tables = (
+            self._transfer.abandon(table, self.coming(pool))
+            for pool, table in enumerate(cache.tables)
+        )
+        return dataclasses.replace(cache, tables=tuple(tables))
+
+    def _fetched(self, now: int, reports: list[LoadReport]) -> list[Coming]:
+        """The loads that can go on, and what they wait for; reports on the others."""
+        going = []
+        for pending in list(self._pending.values()):
             if pending.over(now):
                 report = pending.ended()
             elif pending.registered:
                 continue
             else:
-                report = self._fetched(pending)
+                report = self.staging.fetch(pending)
+            goes_on = pending.reserved or pending.needs_room
+            if report is None or (goes_on and not report.failed):
+                going.append((pending, report))
+            else:
+                self._reported(pending, report, reports)
+        return going
+
+    def _still_there(
+        self, ready: Sequence[Coming], reports: list[LoadReport]
+    ) -> list[Coming]:
+        """The loads of which no block left the tier; reports on the others."""
+        going = []
+        for pending, waits in ready:
+            report = self.staging.gone(pending)
             if report is None:
-                good.append(pending)
-                continue
-            reports.append(report)
-            if report.failed:
-                if not (pending.registered or pending.cancelled):
-                    self._watch.load_failed(report.stage)
-                del self._pending[pending.load.number]
-        return good
+                going.append((pending, waits))
+            else:
+                self._reported(pending, report, reports)
+        return going
 
-    def _places_of(self, loads: Sequence[Pending]) -> list[np.ndarray]:
-        """Per pool, the places that loads name, each once."""
-        return [
-            np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
-            for places in zip(*(pending.places for pending in loads), strict=True)
-        ]
+    def _reported(
+        self, pending: Pending, report: LoadReport, reports: list[LoadReport]
+    ) -> None:
+        reports.append(report)
+        if report.failed:
+            if not (pending.registered or pending.cancelled):
+                self._watch.load_failed(report.stage)
+            del self._pending[pending.load.number]
 
-    def _register(
+    def _missing(self, ready: Sequence[Coming]) -> list[int]:
+        """Per pool, the blocks that loads need and that were not handed out yet."""
+        wanted = [self.staging.wanted(pending) for pending, _ in ready]
+        return [len(set().union(*slots)) for slots in zip(*wanted, strict=True)]
+
+    def _go_on(
         self,
         cache: HybridCache,
-        loads: Sequence[Pending],
+        ready: Sequence[Coming],
         reports: list[LoadReport],
     ) -> HybridCache:
         """Puts what was verified in place, of the loads for which there is room.
 
-        All of it is made ready first, the memory for one batch too: whatever can fail
-        has been done before any memory is donated, so a call that is cut short leaves
-        the cache that it was given.  Payloads stay in the tier until they are placed.
+        What is whole is sealed.  All of it is made ready first, the memory for one
+        batch too: whatever can fail has been done before any memory is donated, so a
+        call that is cut short leaves the cache that it was given.  Payloads stay in the
+        tier until they are placed.
         """
-        tables, coming, stands = list(cache.tables), [], []
-        known: list[set[int]] = [set() for _ in tables]
-        for pending in loads:
-            # What an earlier one brings, too, comes once.
-            wanted = [
-                places[~np.isin(places, list(known[pool]))]
-                for pool, places in enumerate(pending.places)
-            ]
-            free = [int(table.num_free) for table in tables]
-            if any(len(p) > n for p, n in zip(wanted, free, strict=True)):
-                why = "a pool has no room yet"
-                stands.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
+        tables, stands, going = list(cache.tables), [], []
+        homes = [dict(held) for held in self.staging.reserved]
+        for pending, waits in ready:
+            if pending.reserved or self._received(cache, pending, tables, homes):
+                going.append(pending)
+                stands.append(waits or LoadReport(pending.load, LoadStage.REGISTERED))
                 continue
-            for pool, places in enumerate(wanted):
-                facts = self.tier.places[pool]
-                keys = zip(places.tolist(), facts.epoch[places].tolist(), strict=True)
-                payloads = [self._staged[pool][key] for key in keys]
-                labels = np.stack([getattr(facts, name)[places] for name in LABELS])
-                arrival = self._transfer.receive(
-                    cache, pool, tables[pool], payloads, labels
-                )
-                tables[pool] = arrival.table
-                known[pool].update(places.tolist())
-                coming.append((places, arrival, arrival.ids))
-            stands.append(LoadReport(pending.load, LoadStage.REGISTERED))
+            pending.needs_room = True
+            why = "a pool has no room yet"
+            stands.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
+        whole = [pending for pending, waits in ready if waits is None]
+        whole = [pending for pending in whole if pending in going]
+        arrivals, done = [], []
+        for pool, ids in enumerate(homes):
+            came = {}
+            for pending in going:
+                came |= self.staging.verified(pending, pool)
+            arrivals.append(Arrival(pool, [ids[s] for s in came], list(came.values())))
+            done.append({s: ids[s] for load in whole for s in slots_of(load, pool)})
+            if done[pool]:
+                sealed = list(done[pool].values())
+                tables[pool] = self._transfer.seal(pool, tables[pool], sealed)
         staging = self._transfer.staging()
         self._at(Point.LOAD_RECEIVED)
-        arrivals = [arrival for _, arrival, _ in coming]
-        cache = self._transfer.place(cache, arrivals, staging)
+        pools = self._transfer.place(cache.pools, arrivals, staging)
+        cache = dataclasses.replace(cache, pools=pools, tables=tuple(tables))
+        # Nothing fails from here on.
+        self.staging.went(going, homes)
         # Claims follow once all of it is there.
-        for places, arrival, ids in coming:
-            self._arrived(cache, arrival.pool, places, ids)
-            self._watch.loaded(arrival.pool, len(ids))
-        for report in stands:
-            self._pending[report.load.number].registered |= report.ready
+        for pool, slots in enumerate(done):
+            if slots:
+                self._arrived(cache, pool, slots)
+                self._watch.loaded(pool, len(slots))
+        for pending in whole:
+            pending.registered = True
         reports += stands
         return cache
 
-    def _arrived(self, cache: HybridCache, pool: int, places, ids: np.ndarray) -> None:
+    def _received(
+        self,
+        cache: HybridCache,
+        pending: Pending,
+        tables: list[StateTable],
+        homes: Sequence[dict[Slot, int]],
+    ) -> bool:
+        """Hands out blocks for all that a load brings, if there is room for it.
+
+        What an earlier one brings, too, comes once.
+
+        Args:
+          cache: the cache.
+          pending: the load.
+          tables: of every pool; changed in place.
+          homes: per pool, the blocks that were handed out; added to.
+        """
+        wanted = [
+            [slot for slot in slots_of(pending, pool) if slot not in taken]
+            for pool, taken in enumerate(homes)
+        ]
+        free = [int(table.num_free) for table in tables]
+        if any(len(p) > n for p, n in zip(wanted, free, strict=True)):
+            return False
+        for pool, slots in enumerate(wanted):
+            if not slots:
+                continue
+            facts, places = self.tier.places[pool], [place for place, _ in slots]
+            labels = np.stack([getattr(facts, name)[places] for name in LABELS])
+            tables[pool], ids = self._transfer.receive(
+                pool, tables[pool], labels, cache.clock
+            )
+            homes[pool].update(zip(slots, ids.tolist(), strict=True))
+        return True
+
+    def _arrived(self, cache: HybridCache, pool: int, came: dict[Slot, int]) -> None:
         """Leads claims, and loads that wait for the same places, to the blocks."""
+        places = np.array([place for place, _ in came])
+        ids = np.array(list(came.values()), np.int32)
         ids_of, epochs = self.whereabouts.ids, np.asarray(cache.tables[pool].epoch)
         old = ids_of(pool, places), self.tier.places[pool].epoch[places]
         self.index.move(pool, old, (ids, epochs[ids]))
@@ -277,96 +355,13 @@ class Outer:
             if where is not None:
                 self.whereabouts.lies(pool, block, int(epochs[block]), where)
         self.tier.drop(pool, places)
+        self.staging.sealed(pool, came)
         for pending in self._pending.values():
             here = np.isin(pending.places[pool], places)
-            came = np.isin(places, pending.places[pool])
-            pending.keep[pool] = np.concatenate([pending.keep[pool], ids[came]])
+            brought = np.isin(places, pending.places[pool])
+            pending.keep[pool] = np.concatenate([pending.keep[pool], ids[brought]])
             pending.places[pool] = pending.places[pool][~here]
             pending.epochs[pool] = pending.epochs[pool][~here]
-
-    def _fetched(self, pending: Pending) -> LoadReport | None:
-        """Reads and verifies what has not come yet; None once all of it is good."""
-        load, late = pending.load, 0
-        for pool in range(len(self._staged)):
-            table, staged = self.tier.places[pool], self._staged[pool]
-            places = pending.places[pool]
-            left = table.epoch[places] != pending.epochs[pool]
-            left |= table.stage[places] != Stage.ON_DISK
-            there = int(np.argmax(left)) if left.any() else len(places)
-            if not pending.expected:
-                self.tier.expect(pool, self._not_staged(pending, pool))
-            for place, epoch in _keys(pending, pool)[:there]:
-                if (place, epoch) in staged:
-                    continue
-                came = self._came(pool, place)
-                if came is None:
-                    late += 1
-                elif isinstance(came, Payload):
-                    staged[place, epoch] = came
-                else:
-                    return self._failed(load, pool, place, *came)
-            if there < len(places):
-                why = "the block left the tier meanwhile"
-                place = int(places[there])
-                return self._failed(load, pool, place, LoadStage.READ, why)
-        pending.expected = True
-        if late:
-            return LoadReport(load, LoadStage.READ, why=f"{late} blocks are on the way")
-        return None
-
-    def _failed(
-        self, load: Load, pool: int, place: int, stage: LoadStage, why: str
-    ) -> LoadReport:
-        name, first = self.plan.spec.pools[pool].name, self.tier.places[pool].first
-        where = f"{name}, positions from {int(first[place])}"
-        return LoadReport(load, stage, True, f"{where}: {why}")
-
-    def _came(self, pool: int, place: int) -> Payload | tuple[LoadStage, str] | None:
-        """A verified block, or what is wrong with it; None while it is on its way."""
-        try:
-            payload = self.tier.read(pool, place)
-        except KeyError:
-            # Asked again it would be gone again.
-            self.tier.quarantine(pool, place)
-            return LoadStage.READ, "the tier no longer has the block"
-        except Exception as error:  # a tier may fail in any way of its own
-            return LoadStage.READ, f"{type(error).__name__}: {error}"
-        if payload is None:
-            return None
-        self._at(Point.LOAD_READ)
-        stage = LoadStage.LAYOUT
-        spec = self.plan.spec.pools[pool]
-        why = layout_refusal(spec, self.plan.backend, payload)
-        if why is None and not payload.holds_what_it_says():
-            stage = LoadStage.DIGEST
-            why = "its bytes are not those that were stored"
-        if why is not None:
-            self.tier.quarantine(pool, place)
-            return stage, why
-        return payload
-
-    def _unstage(self) -> None:
-        """Lets go of payloads that no load waits for any more."""
-        waiting = self._waiting()
-        for pool, staged in enumerate(self._staged):
-            wanted = {key for load in waiting for key in _keys(load, pool)}
-            for key in staged.keys() - wanted:
-                del staged[key]
-        if self.tier.reader is not None:
-            stored = (
-                (pool, self.tier.where(pool, place))
-                for pool in range(len(self._staged))
-                for load in waiting
-                for place in self._not_staged(load, pool)
-            )
-            self.tier.reader.keep([(pool, at) for pool, at in stored if at is not None])
-
-    def _not_staged(self, pending: Pending, pool: int) -> list[int]:
-        """Places whose payload a load waits for."""
-        keys = _keys(pending, pool)
-        return [
-            place for place, epoch in keys if (place, epoch) not in self._staged[pool]
-        ]
 
     def forget(self, pool: int, claimed: np.ndarray) -> None:
         """Drops places that no claim of use names any more.
@@ -395,9 +390,3 @@ class Outer:
                 continue
             needed[pending.places[pool]] = True
         return needed
-
-
-def _keys(pending: Pending, pool: int) -> list[tuple[int, int]]:
-    """Places and epochs of what a load waits for in one pool."""
-    places, epochs = pending.places[pool].tolist(), pending.epochs[pool].tolist()
-    return list(zip(places, epochs, strict=True))

@@ -117,7 +117,9 @@ def _table_laws(facts: dict[str, np.ndarray], num_free: int, form: Form):
         yield "a block in use carries the label of another form"
     if (facts["pins"] < 0).any() or (facts["epoch"] < 0).any():
         yield "a count is negative"
-    idle = ~free & (facts["pins"] == 0) & ~facts["kept"]
+    # What comes for a load is the load's until it is sealed.
+    here = ~free & (facts["stage"] != Stage.LOADING)
+    idle = here & (facts["pins"] == 0) & ~facts["kept"]
     if idle.any():
         yield "a block is in use but held by nobody"
 

@@ -3,17 +3,20 @@
 from tiered import Tiered
 
 import hybridcache_jax as hc
+from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.testing.stores import Inline, MemoryStore
 
 
 class Saved(Tiered):
     """A session over a store, whose evicted blocks move to a tier first."""
 
-    def __init__(self, some, store=None, *, budget="1MiB", known=64, **options):
+    def __init__(
+        self, some, store=None, *, budget="1MiB", known=64, window=None, **options
+    ):
         self.objects = MemoryStore() if store is None else store
         self.registry = hc.MemoryRegistry()
         options.setdefault("executor", Inline())
-        self.options = {"budget": budget, "known": known, **options}
+        self.options = {"budget": budget, "known": known, "window": window, **options}
         super().__init__(
             some,
             # A load donates it, and the model's own is everybody's.
@@ -24,6 +27,8 @@ class Saved(Tiered):
             metrics=hc.Metrics(self.registry),
             **options,
         )
+        if window is not None:
+            self.prefixes._outer.staging.window = window
 
     def restarted(self, **changed):
         """Another process: nothing is left but what lies in the store."""
@@ -32,6 +37,14 @@ class Saved(Tiered):
     def save(self):
         """Everything that was published is in the store."""
         self.put(self.prefixes.flush(self.cache))
+
+    def load_whole(self, tokens):
+        """How a load ends that comes a window at a time, or that it has no room."""
+        load = self.ask(tokens)
+        while True:
+            report = next(each for each in self.poll() if each.load == load)
+            if report.failed or report.stage != LoadStage.READ:
+                return report
 
     def ends(self):
         """How saves ended, by how many."""

@@ -22,7 +22,7 @@ from hybridcache_jax import Form, Reason, Verdict
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.offload.payload import Payload, layout_refusal
-from hybridcache_jax.offload.transfer import LABELS
+from hybridcache_jax.offload.transfer import LABELS, Arrival
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing import faults
 
@@ -667,9 +667,11 @@ def test_a_place_says_all_that_the_block_said():
     assert sorted(labels.T.tolist()) == [[5, 1, 0], [5, 1, 4]]
     assert set(places.form[held]) == {Form.ON_DISK_PREFIX}
     payloads = [session.tier.read(0, place) for place in held.tolist()]
-    arrival = transfer.receive(session.cache, 0, table, payloads, labels)
-    cache = transfer.place(session.cache, [arrival], transfer.staging())
-    back, ids = cache.tables[0], arrival.ids
+    coming, ids = transfer.receive(0, table, labels, cache.clock)
+    assert (np.asarray(coming.stage)[ids] == Stage.LOADING).all()
+    arrival = Arrival(0, ids.tolist(), payloads)
+    transfer.place(session.cache.pools, [arrival], transfer.staging())
+    back = transfer.seal(0, coming, ids.tolist())
     for name, column in zip(LABELS, labels, strict=True):
         assert np.asarray(getattr(back, name))[ids].tolist() == column.tolist()
     assert np.asarray(back.kept)[ids].all()

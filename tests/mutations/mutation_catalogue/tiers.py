@@ -4,12 +4,13 @@ from .record import OUTER, Mutation
 
 _ENDS = "tests/faults/test_loads_that_end.py::"
 _SAVED = "tests/faults/test_saved_prefixes.py::"
+_STREAMED = "tests/faults/test_streamed_loads.py::"
 _STAGING = "tests/faults/test_staging_memory.py::"
 
 TIERS = (
     Mutation(
         "digest-not-compared",
-        "offload/outer.py",
+        "offload/staging.py",
         "if why is None and not payload.holds_what_it_says():",
         "if why is None and False:",
         "a flipped bit comes back as if it were right",
@@ -33,16 +34,16 @@ TIERS = (
     ),
     Mutation(
         "layout-of-loads-not-compared",
-        "offload/outer.py",
-        "why = layout_refusal(spec, self.plan.backend, payload)",
+        "offload/staging.py",
+        "why = layout_refusal(spec, self._plan.backend, payload)",
         "why = None",
         "a block of another dtype is cast into the pool",
         (OUTER + "test_damage_is_named_and_contained",),
     ),
     Mutation(
         "what-failed-is-not-set-aside",
-        "offload/outer.py",
-        "if why is not None:\n            self.tier.quarantine(pool, place)\n",
+        "offload/staging.py",
+        "if why is not None:\n            self._tier.quarantine(pool, place)\n",
         "if why is not None:\n",
         "a block that cannot be used is loaded again and again",
         (OUTER + "test_b58_what_failed_once_is_not_chosen_again",),
@@ -133,8 +134,8 @@ TIERS = (
     Mutation(
         "shared-place-received-twice",
         "offload/outer.py",
-        "                known[pool].update(places.tolist())\n",
-        "",
+        "if slot not in taken]",
+        "]",
         "two loads bring one block twice, and one copy is nobody's",
         (OUTER + "test_two_loads_of_one_place_bring_it_once",),
     ),
@@ -157,7 +158,7 @@ TIERS = (
     Mutation(
         "verified-before-making-room-only",
         "offload/outer.py",
-        "            ready = self._verified(ready, now, reports)\n",
+        "            ready = self._still_there(ready, reports)\n",
         "",
         "a load is registered from places that are gone",
         (OUTER + "test_a_load_whose_places_went_to_make_room_is_a_miss",),
@@ -248,5 +249,53 @@ TIERS = (
         "placed",
         "the next batch is written over the one that is being placed",
         (_STAGING + "test_no_batch_is_filled_before_the_last_one_was_read",),
+    ),
+    Mutation(
+        "a-load-stays-in-memory",
+        "offload/staging.py",
+        "if held and held + sizes[pool] > self.window:",
+        "if False:",
+        "a load takes as much host memory as it brings",
+        (_STREAMED + "test_a_load_comes_block_by_block_and_is_readable_at_once",),
+    ),
+    Mutation(
+        "sealed-before-all-of-it-came",
+        "offload/outer.py",
+        "whole = [pending for pending, waits in ready if waits is None]",
+        "whole = [pending for pending, waits in ready]",
+        "blocks can be read that nothing was verified for",
+        (_STREAMED + "test_a_load_comes_block_by_block_and_is_readable_at_once",),
+    ),
+    Mutation(
+        "blocks-of-ended-loads-kept",
+        "offload/outer.py",
+        "        self._abandoned |= self.staging.release(self._waiting())\n",
+        "        self.staging.release(self._waiting())\n",
+        "memory that was handed out for a load that failed is nobody's",
+        (_STREAMED + "test_what_a_load_had_that_ends_half_way_is_given_back",),
+    ),
+    Mutation(
+        "room-made-beside-what-loads-left",
+        "upkeep.py",
+        "eviction.abandon(eviction.forget(table, claimed), coming)",
+        "eviction.forget(table, claimed)",
+        "what a load had that was given up is not there for others",
+        (_STREAMED + "test_who_makes_room_gets_what_a_load_had_that_was_given_up",),
+    ),
+    Mutation(
+        "blocks-of-going-loads-given-away",
+        "upkeep.py",
+        "coming = self._outer.coming(number)",
+        "pass",
+        "others write where a load goes on to write",
+        (_STREAMED + "test_room_is_made_beside_a_load_that_is_half_way",),
+    ),
+    Mutation(
+        "window-kept-without-room",
+        "offload/staging.py",
+        "                if not pending.needs_room:\n",
+        "                if True:\n",
+        "a load that waits for room keeps others from coming",
+        (_STREAMED + "test_a_load_without_room_keeps_no_other_from_coming",),
     ),
 )
