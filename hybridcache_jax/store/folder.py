@@ -3,7 +3,8 @@
 TensorStore writes an object beside its place, under a name that nobody else has, waits
 until the bytes survive the end of the machine, renames, and waits for the folder.  It
 waits for no folder above that one, and what it had begun when its process was killed
-stays.
+stays.  What it reads it copies more than once, which takes longer than a disk does; so
+objects are read here.
 
 A writer holds a shared lock of the folder that its object lies in.  The lock belongs to
 the operating system and ends with the process.  So who gets it alone knows, without a
@@ -16,9 +17,10 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import stat
 from collections.abc import Iterator
 
-from hybridcache_jax.store.prefix_store import SNAPSHOTS
+from hybridcache_jax.store.prefix_store import SNAPSHOTS, ShortObjectError
 
 LEFTOVER = ".__lock"
 """How the names end under which TensorStore writes; no object's does."""
@@ -65,6 +67,40 @@ class Folder:
         if len(self._lasting) > _MOST_KNOWN:
             self._lasting.clear()
         self._lasting.update(seen)
+
+    def read(self, name: str, start: int, stop: int | None) -> bytes | None:
+        """The bytes ``[start, stop)`` of an object; None if there is none.
+
+        Args:
+          name: of the object.
+          start: first byte.
+          stop: end; None for the object's.
+
+        Raises:
+          ShortObjectError: if it ends before ``start`` or ``stop``; no memory is asked
+            for then.
+          OSError: if it cannot be opened or read.
+        """
+        try:
+            place = os.open(self.root / name, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            facts = os.fstat(place)
+            if stat.S_ISDIR(facts.st_mode):
+                return None
+            size = facts.st_size
+            end = size if stop is None else stop
+            parts, at = [], start
+            while at < end <= size and (part := os.pread(place, end - at, at)):
+                parts.append(part)
+                at += len(part)
+            if at != end or at > size:
+                raise ShortObjectError(f"{name} in {self.root} ends before byte {end}.")
+        finally:
+            os.close(place)
+        # Nearly always one; more are joined.
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def sweep(self) -> int:
         """Removes what killed writers left, while others write.

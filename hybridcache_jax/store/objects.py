@@ -3,7 +3,7 @@
 In a folder TensorStore writes beside the object, waits until the bytes survive the end
 of the machine, and renames.  It does so without locks, each time under a new name: with
 its locks it writes over what a killed writer of the same object had begun, and leaves
-the end of that where it is longer.
+the end of that where it is longer.  Objects are read without it (:mod:`folder`).
 
 In a bucket one request writes an object, whole or not at all.  ``s3://`` is tested on a
 server of its kind, with the errors that networks have; ``gs://`` on a stub of Google's
@@ -15,7 +15,7 @@ import math
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from hybridcache_jax.store.addresses import kvstore_spec
 from hybridcache_jax.store.folder import Folder
@@ -25,6 +25,8 @@ from hybridcache_jax.store.prefix_store import (
     checked_name,
     is_name,
 )
+
+_Answer = TypeVar("_Answer")
 
 
 class ObjectStore:
@@ -106,8 +108,10 @@ class ObjectStore:
     def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes | None:
         """See :class:`PrefixStore`."""
         checked_name(name)
+        if self._folder is not None:
+            return self._read(self._folder, name, start, stop)
         # A bucket cannot be asked for an empty range; the byte before it tells.
-        early = 1 if not self._folder and start and stop in {None, start} else 0
+        early = 1 if start and stop in {None, start} else 0
         part = slice(start - early, stop) if start or stop is not None else None
         try:
             read = self._result(lambda objects: objects.read(name, byte_range=part))
@@ -185,6 +189,19 @@ class ObjectStore:
         except Exception as error:
             raise StoreError(f"{self.path} cannot be opened: {error}") from error
 
+    def _read(
+        self, folder: Folder, name: str, start: int, stop: int | None
+    ) -> bytes | None:
+        def read() -> bytes | None:
+            return folder.read(name, start, stop)
+
+        try:
+            return self._result(lambda _: _begun(read))
+        except ShortObjectError:
+            raise
+        except Exception as error:
+            raise self._failed("read", name, error) from error
+
     def _writing(self, objects: Any, name: str, data: bytes) -> Any:
         folder = self._folder
         if folder is None:
@@ -222,12 +239,12 @@ class ObjectStore:
         return StoreError(f"{name} could not be {what} in {self.path}: {error}")
 
 
-def _begun(call: Callable[[], None]) -> concurrent.futures.Future[None]:
+def _begun(call: Callable[[], _Answer]) -> concurrent.futures.Future[_Answer]:
     """Begins a call in a thread that nobody has to wait for.
 
     What hangs in the operating system cannot be ended; it goes with the process.
     """
-    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    future: concurrent.futures.Future[_Answer] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()
 
     def run() -> None:
