@@ -178,14 +178,14 @@ class RoomMethods(PrefixParts):
         self._line.require_newest(cache)
         if self._outer is None:
             return cache, ()
-        cache, reports = self._outer.poll(cache, self._upkeep.make_room)
+        after, reports = self._outer.poll(cache, self._upkeep.make_room)
         if self._link is not None:
-            now = self._upkeep.facts(cache)
-            self._link.step(cache, lambda key: self._upkeep.holds(now, key, ANYWHERE))
+            now = self._upkeep.facts(after)
+            self._link.step(after, lambda key: self._upkeep.holds(now, key, ANYWHERE))
         self.cost = self._load_times.learned(self.cost, reports)
         for report in reports:
             self._watch.reported(report)
-        return self._line.stamped(cache), reports
+        return cache if after is cache else self._line.stamped(after), reports
 
     def cancel(self, load: Load) -> None:
         """Gives a load up; what it brought already stays like any stored prefix."""

@@ -221,7 +221,7 @@ class Saves:
             self._learn(save, places)
             return SaveEnd.THERE
         named = save.behind(self._plan.spec, start)
-        copied: list[tuple[Block, bytes]] = []
+        copied: list[tuple[Block, memoryview]] = []
         writing: collections.deque[Writing] = collections.deque()
         for pool, numbers in self._batches(named, places):
             while self._busy():
@@ -257,7 +257,7 @@ class Saves:
             yield
         return future.result()
 
-    def _write_pack(self, copied: list[tuple[Block, bytes]]) -> Writing:
+    def _write_pack(self, copied: list[tuple[Block, memoryview]]) -> Writing:
         """Begins to write what was copied; the list is emptied meanwhile."""
         blocks = [block for block, _ in copied]
         task = self._executor.submit(write_blocks, self._store, _taken(copied))
@@ -295,7 +295,7 @@ class Saves:
         holds: Holds,
         pool: int,
         numbers: list[int],
-    ) -> tuple[dict[Block, BlockPlace], list[tuple[Block, bytes]]]:
+    ) -> tuple[dict[Block, BlockPlace], list[tuple[Block, memoryview]]]:
         """A batch of blocks: where they lie in the store, or their bytes.
 
         A block that is in neither is lost.
@@ -336,7 +336,7 @@ class Saves:
                     self._whereabouts.lies(pool, block, epoch, where)
 
 
-def _taken(copied: list[tuple[Block, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _taken(copied: list[tuple[Block, memoryview]]) -> Iterator[tuple[int, memoryview]]:
     """Numbers and bytes in order; none is kept here once it was taken."""
     copied.reverse()
     while copied:

@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 
 from hybridcache_jax import eviction, lifecycle
-from hybridcache_jax._indexing import get
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.forms import Form
 from hybridcache_jax.offload.payload import Payload
@@ -65,9 +64,7 @@ class Transfer:
         Returns:
           Plane to ``[L, K, S, width]``; places from ``n`` on hold zeros.
         """
-        padded = np.full(self._batch, self.plan.blocks[pool], np.int32)
-        padded[: len(ids)] = ids
-        return jax.device_get(self._take(cache.pools[pool], padded))
+        return jax.device_get(self._take(cache.pools[pool], *self._padded(ids)))
 
     def receive(
         self, pool: int, table: StateTable, labels: np.ndarray, clock: jax.Array
@@ -144,7 +141,7 @@ class Transfer:
         """Compiles everything by copying no block at all; the memory is donated."""
         pools, tables = list(cache.pools), list(cache.tables)
         for pool, count in enumerate(self.plan.blocks):
-            self._take(pools[pool], np.full(self._batch, count, np.int32))
+            self._take(pools[pool], *self._padded([]))
             nothing = np.zeros((len(LABELS), 0), np.int32)
             table, _ = self.receive(pool, tables[pool], nothing, cache.clock)
             table = self.seal(pool, table, [])
@@ -169,35 +166,57 @@ class Transfer:
             start = stop
             for place, payload in enumerate(payloads):
                 views[name][:, place] = payload.planes[name]
-        padded = np.zeros(self._batch, np.int32)
-        padded[: len(ids)] = ids
-        placed = self._place(memory, padded, np.int32(len(ids)), views)
+        placed = self._place(memory, *self._padded(ids), views)
         # A call may read host memory where it lies, and after it returned.
         return jax.block_until_ready(placed)
 
+    def _padded(self, ids: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.int32]:
+        """Ids of one batch, ``[K]`` int32, and how many of them count."""
+        padded = np.zeros(self._batch, np.int32)
+        padded[: len(ids)] = ids
+        return padded, np.int32(len(ids))
 
-def _take(memory: dict[str, jax.Array], ids: jax.Array) -> dict[str, jax.Array]:
-    """Plane to ``[L, K, S, width]``."""
-    where = (slice(None), ids)
-    return {name: get(plane, where, 0) for name, plane in memory.items()}
+
+# Block after block: a gather or a scatter of a batch computes where every element goes
+# and reads what it writes over, and takes twice as long on CPU (measured).
+
+
+def _take(
+    memory: dict[str, jax.Array], ids: jax.Array, count: jax.Array
+) -> dict[str, jax.Array]:
+    """Plane to ``[L, K, S, width]``: the first ``count`` blocks, then zeros."""
+
+    def read(place, taken):
+        return {
+            name: _written(taken[name], place, _block(plane, ids[place]))
+            for name, plane in memory.items()
+        }
+
+    nothing = {
+        name: jnp.zeros((plane.shape[0], len(ids), *plane.shape[2:]), plane.dtype)
+        for name, plane in memory.items()
+    }
+    return lax.fori_loop(0, count, read, nothing)
 
 
 def _place(
     memory: dict[str, jax.Array], ids: jax.Array, count: jax.Array, blocks
 ) -> dict[str, jax.Array]:
-    """Writes the first ``count`` blocks of a batch, ``[L, K, S, width]`` per plane.
-
-    Block after block: a scatter of all of them reads what it writes over, and takes
-    twice as long on CPU (measured).
-    """
+    """Writes the first ``count`` blocks of a batch, ``[L, K, S, width]`` per plane."""
 
     def write(place, memory):
-        at = jnp.int32(0), ids[place], jnp.int32(0), jnp.int32(0)
         return {
-            name: lax.dynamic_update_slice(
-                plane, lax.dynamic_slice_in_dim(blocks[name], place, 1, axis=1), at
-            )
+            name: _written(plane, ids[place], _block(blocks[name], place))
             for name, plane in memory.items()
         }
 
     return lax.fori_loop(0, count, write, memory)
+
+
+def _block(plane: jax.Array, number: jax.Array) -> jax.Array:
+    """``[L, 1, S, width]`` of ``[L, P, S, width]``."""
+    return lax.dynamic_slice_in_dim(plane, number, 1, axis=1)
+
+
+def _written(plane: jax.Array, number: jax.Array, block: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice_in_dim(plane, block, number, axis=1)

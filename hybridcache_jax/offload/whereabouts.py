@@ -7,6 +7,7 @@ import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.offload.payload import joined
 from hybridcache_jax.offload.transfer import Transfer
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.manifest import BlockPlace
@@ -84,7 +85,9 @@ class Whereabouts:
         elif self._tier.places[pool].epoch[place] == epoch:
             self._tier.lies(pool, place, where)
 
-    def copies(self, cache: HybridCache, pool: int, ids: np.ndarray) -> list[bytes]:
+    def copies(
+        self, cache: HybridCache, pool: int, ids: np.ndarray
+    ) -> list[memoryview]:
         """The bytes of blocks, as ``Payload.data`` gives them.
 
         Args:
@@ -96,10 +99,10 @@ class Whereabouts:
         places, found = self.places(pool, ids), {}
         here = ids[places < 0]
         if len(here):
-            planes = sorted(self._transfer.take(cache, pool, here).items())
+            planes = self._transfer.take(cache, pool, here)
             for at, block in enumerate(here.tolist()):
-                parts = (plane[:, at].tobytes() for _, plane in planes)
-                found[block] = b"".join(parts)
+                one = {name: plane[:, at] for name, plane in planes.items()}
+                found[block] = joined(one)
         for block, place in zip(ids.tolist(), places.tolist(), strict=True):
             if place >= 0:
                 payload = self._tier.read(pool, place)

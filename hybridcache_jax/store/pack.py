@@ -111,7 +111,7 @@ def check_lasting(store: PrefixStore, places: Iterable[BlockPlace]) -> None:
 
 
 def write_blocks(
-    store: PrefixStore, blocks: Iterable[tuple[int, bytes]]
+    store: PrefixStore, blocks: Iterable[tuple[int, bytes | memoryview]]
 ) -> list[BlockPlace]:
     """Writes blocks, as many in one object as fit.
 
@@ -124,7 +124,7 @@ def write_blocks(
       Their places, in order; all of them survive the end of the machine.
     """
     places: list[BlockPlace] = []
-    waiting: list[tuple[int, bytes]] = []
+    waiting: list[tuple[int, bytes | memoryview]] = []
     size, noted = 0, noted_packs(store)
 
     def write() -> None:
