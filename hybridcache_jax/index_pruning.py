@@ -4,6 +4,7 @@ And what is held of bounded forms while the forms that must be held beside it ar
 no resume point and no replay can use it.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -32,6 +33,12 @@ class Pruning:
         self._sizes = sizes
         self._grid = spec.grid
         self._holds = holds
+        self._companions = {
+            number: companions(spec, number)
+            for number, pool in enumerate(spec.pools)
+            if not RULES[pool.form].grows
+        }
+        self._uses: dict[tuple, dict[int, np.ndarray]] = {}
         # Blocks before a position that a point behind it may require.
         self._back = [
             -(-RULES[pool.form].reach(pool.geometry) // pool.block_tokens)
@@ -56,56 +63,79 @@ class Pruning:
         return self._holds(pool, ids, epochs, first)
 
     def prune(
-        self,
-        children: Children,
-        essential: Sequence[int],
-        left: Sequence[list[np.ndarray]],
-        at: int = 0,
-        path: Path | None = None,
+        self, root: Children, essential: Sequence[int], left: Sequence[list[np.ndarray]]
     ) -> None:
-        """Drops what can never be resumed from a subtree.
+        """Drops what can never be resumed from a tree.
 
         Args:
-          children: of the node that the subtree hangs on.
+          root: of the tree.
           essential: pools that a replay cannot rebuild.
           left: per pool, gets the ids of which a claim that is true is left, of bounded
             forms those that are of use.
-          at: position of the subtree.
-          path: what stands before it.
         """
+        places = places_in(root)
         none = np.zeros(0, np.int32), np.zeros(0, bool)
-        path = [none] * len(self._sizes.tokens) if path is None else path
-        for unit, node in list(children.items()):
-            length = len(node.tokens)
-            good = [
-                self.good(pool, node.claimed, at)
-                for pool in range(len(self._sizes.tokens))
-            ]
+        # What stands before the children of each place; None behind a hole.
+        below: list[Path | None] = [None] * len(places)
+        seen = []
+        for number, (place, good) in enumerate(
+            zip(places, self._all_good(places), strict=True)
+        ):
+            path = [none] * len(good) if place.parent < 0 else below[place.parent]
+            if path is None:
+                continue
+            length = len(place.node.tokens)
             for pool in essential:
                 if not good[pool].all():
                     hole = int(np.argmin(good[pool])) * self._sizes.tokens[pool]
                     length = min(length, hole - hole % self._grid)
-            used = self._behind(path, node, good, length)
-            masks = self._of_use(used, at, length)
-            if length == len(node.tokens):
-                below = [
+            used = self._behind(path, place.node, good, length)
+            masks = self._of_use(used, place.at, length)
+            if length == len(place.node.tokens):
+                below[number] = [
                     (ids[max(len(ids) - back, 0) :], held[max(len(held) - back, 0) :])
                     for (ids, held), back in zip(used, self._back, strict=True)
                 ]
-                self.prune(node.children, essential, left, at + length, below)
-                if not essential and not node.children:
-                    length = self._held_end(
-                        [
-                            mask[len(mask) - len(own) :]
-                            for mask, own in zip(masks, good, strict=True)
-                        ]
-                    )
-            if length == 0:
-                del children[unit]
-            elif length < len(node.tokens):
-                children[unit] = node.part(0, length, self._sizes)
             for ids_left, (ids, _), mask in zip(left, used, masks, strict=True):
                 ids_left.append(ids[mask])
+            seen.append((place, good, length, masks))
+        # Children before their parents, which may have become ends.
+        for place, good, length, masks in reversed(seen):
+            node = place.node
+            if not essential and length == len(node.tokens) and not node.children:
+                own = [
+                    mask[len(mask) - len(held) :]
+                    for mask, held in zip(masks, good, strict=True)
+                ]
+                length = self._held_end(own)
+            if length == 0:
+                del place.children[place.unit]
+            elif length < len(node.tokens):
+                place.children[place.unit] = node.part(0, length, self._sizes)
+
+    def _all_good(self, places: "Sequence[Place]") -> Iterator[list[np.ndarray]]:
+        """For each place, per pool, which claims of its node still hold.
+
+        All nodes are looked up at once: one by one, that is what pruning would cost.
+        """
+        claimed = self._sizes.joined([place.node for place in places])
+        starts = np.array([place.at for place in places], np.int32)
+        lengths = np.array([len(place.node.tokens) for place in places], np.int32)
+        good, edges = [], []
+        for pool, size in enumerate(self._sizes.tokens):
+            counts = lengths // size
+            ends = np.cumsum(counts)
+            within = np.arange(counts.sum(), dtype=np.int32)
+            within -= np.repeat(ends - counts, counts).astype(np.int32)
+            first = np.repeat(starts, counts) + within * np.int32(size)
+            ids, epochs = self._sizes.of(claimed, pool)
+            good.append(self._holds(pool, ids, epochs, first))
+            edges.append((ends - counts, ends))
+        for number in range(len(places)):
+            yield [
+                held[start[number] : stop[number]]
+                for held, (start, stop) in zip(good, edges, strict=True)
+            ]
 
     def _behind(
         self, path: Path, node: Node, good: list[np.ndarray], length: int
@@ -115,9 +145,10 @@ class Pruning:
         for pool, size in enumerate(self._sizes.tokens):
             ids, held = path[pool]
             own = self._sizes.of(node.claimed, pool)[0, : length // size]
-            found.append(
-                (join([ids, own]), np.append(held, good[pool][: length // size]))
-            )
+            fresh = good[pool][: length // size]
+            if len(ids):
+                own, fresh = join([ids, own]), join([held, fresh])
+            found.append((own, fresh))
         return found
 
     def _of_use(self, path: Path, at: int, length: int) -> list[np.ndarray]:
@@ -126,35 +157,49 @@ class Pruning:
         Of what grows with the history all that holds; of a bounded form what points
         behind ``at`` require at which all is held that must be held beside it.
         """
-        pools = self._spec.pools
+        held = [held for _, held in path]
+        bounded = [held[number] for number in self._companions]
+        # Many prompts look alike: what one of them can use, the others can.
+        alike = at, length, *(each.tobytes() for each in bounded)
+        if alike not in self._uses:
+            self._uses[alike] = self._bounded_uses(held, at, length)
+        uses = self._uses[alike]
+        return [
+            mask & uses[number] if number in uses else mask
+            for number, mask in enumerate(held)
+        ]
+
+    def _bounded_uses(
+        self, held: Sequence[np.ndarray], at: int, length: int
+    ) -> dict[int, np.ndarray]:
+        """By bounded pool, which of the last blocks are required by a complete point.
+
+        Args:
+          held: per pool, ``[n]`` bool: which of the last blocks hold.
+          at: position behind which points count.
+          length: tokens from there on; the blocks end where they do.
+        """
         points = np.arange(at + self._grid, at + length + 1, self._grid, dtype=np.int32)
         ranges, complete = {}, {}
-        for number, pool in enumerate(pools):
-            if RULES[pool.form].grows:
-                continue
-            held, size = path[number][1], pool.block_tokens
+        for number in self._companions:
+            pool = self._spec.pools[number]
+            size = pool.block_tokens
             lo, hi = required(pool.form, pool.geometry, points)
-            skipped = (at + length) // size - len(held)
+            skipped = (at + length) // size - len(held[number])
             start, stop = lo // size - skipped, -(-hi // size) - skipped
             stop = np.maximum(start, stop)
-            holes = np.append(0, np.cumsum(~held))
+            holes = np.append(0, np.cumsum(~held[number]))
             ranges[number] = start, stop
             complete[number] = holes[stop] == holes[start]
-        masks = []
-        for number, (_, held) in enumerate(path):
-            if number not in ranges:
-                masks.append(held)
-                continue
-            useful = np.all(
-                [complete[n] for n in companions(self._spec, number)], axis=0
-            )
+        uses = {}
+        for number, beside in self._companions.items():
+            useful = np.all([complete[n] for n in beside], axis=0)
             start, stop = (edge[useful] for edge in ranges[number])
-            count = len(held) + 1
-            opened = np.bincount(start, minlength=count) - np.bincount(
-                stop, minlength=count
-            )
-            masks.append(held & (np.cumsum(opened)[:-1] > 0))
-        return masks
+            count = len(held[number]) + 1
+            opened = np.bincount(start, minlength=count)
+            opened -= np.bincount(stop, minlength=count)
+            uses[number] = np.cumsum(opened)[:-1] > 0
+        return uses
 
     def _held_end(self, good: Sequence[np.ndarray]) -> int:
         """Whole grid units of a node up to the last claim that is still true."""
@@ -164,29 +209,55 @@ class Pruning:
                 last = max(last, (int(np.flatnonzero(held)[-1]) + 1) * size)
         return last + -last % self._grid
 
-    def ends(
-        self, root: Children, used: Sequence[np.ndarray]
-    ) -> Iterator[tuple[int, int, Children, bytes]]:
-        """Yields each leaf: its age, less its position, and where it hangs.
+    def age(self, place: "Place", used: Sequence[np.ndarray]) -> tuple[int, int]:
+        """When an end was last in use, and less its position: the least goes first.
 
         Args:
-          root: of the tree.
+          place: of the end.
           used: per pool, ``[P]`` int32, when each block was last in use.
         """
-        stack = [(0, root)]
-        while stack:
-            at, children = stack.pop()
-            for unit, node in children.items():
-                below = at + len(node.tokens)
-                if node.children:
-                    stack.append((below, node.children))
-                    continue
-                ages = [
-                    of_pool[
-                        self._sizes.of(node.claimed, pool)[0][
-                            self.good(pool, node.claimed, at)
-                        ]
-                    ]
-                    for pool, of_pool in enumerate(used)
+        ages = [
+            of_pool[
+                self._sizes.of(place.node.claimed, pool)[0][
+                    self.good(pool, place.node.claimed, place.at)
                 ]
-                yield int(join(ages).max(initial=-1)), -below, children, unit
+            ]
+            for pool, of_pool in enumerate(used)
+        ]
+        return int(join(ages).max(initial=-1)), -place.at - len(place.node.tokens)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node hangs.
+
+    Attributes:
+      children: what it is one of.
+      unit: under which.
+      node: itself.
+      at: position of its first token.
+      parent: number of the place of the node above; -1 at the root.
+    """
+
+    children: Children
+    unit: bytes
+    node: Node
+    at: int
+    parent: int
+
+
+def places_in(root: Children) -> list[Place]:
+    """Every node of a tree, each behind the one above it.
+
+    Args:
+      root: of the tree.
+    """
+    places = [Place(root, unit, node, 0, -1) for unit, node in root.items()]
+    # Grows while it is walked: a tree may be deeper than Python's stack.
+    for number, place in enumerate(places):
+        below = place.at + len(place.node.tokens)
+        places += [
+            Place(place.node.children, unit, node, below, number)
+            for unit, node in place.node.children.items()
+        ]
+    return places

@@ -7,6 +7,7 @@ its word, every claim is checked against the facts before use.
 """
 
 import contextlib
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ from hybridcache_jax.claims import (
 )
 from hybridcache_jax.contents import ContentKeys, Contents
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.index_pruning import Pruning
+from hybridcache_jax.index_pruning import Place, Pruning, places_in
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.saved_claims import Prefix, SavedClaims, saved
 from hybridcache_jax.spec import CacheSpec
@@ -245,14 +246,24 @@ class PrefixIndex:
           holds_for: as for :meth:`prune`.
           used: per pool, ``[P]`` int32, when each block was last in use.
         """
-        while self.stored_tokens > most:
-            ends = (
-                end
-                for key, root in self._roots.items()
-                for end in self._pruning(holds_for(key)).ends(root, used)
-            )
-            *_, children, unit = min(ends, key=lambda end: end[:2])
-            del children[unit]
+        stored = self.stored_tokens
+        heap: list[tuple[tuple[int, int], int, Pruning, list[Place], Place]] = []
+        for key, root in self._roots.items():
+            pruning, places = self._pruning(holds_for(key)), places_in(root)
+            heap += [
+                (pruning.age(place, used), len(heap) + number, pruning, places, place)
+                for number, place in enumerate(places)
+                if not place.node.children
+            ]
+        heapq.heapify(heap)
+        while stored > most:
+            *_, number, pruning, places, place = heapq.heappop(heap)
+            del place.children[place.unit]
+            stored -= len(place.node.tokens)
+            if place.parent >= 0 and not place.children:
+                above = places[place.parent]
+                age = pruning.age(above, used)
+                heapq.heappush(heap, (age, number, pruning, places, above))
         self._roots = {key: root for key, root in self._roots.items() if root}
 
     def move(

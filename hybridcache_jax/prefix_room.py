@@ -19,25 +19,41 @@ from hybridcache_jax.upkeep import ANYWHERE
 class RoomMethods(PrefixParts):
     """Memory that stored prefixes give up and get back."""
 
-    def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
+    def make_room(
+        self,
+        cache: HybridCache,
+        blocks: Sequence[int],
+        *,
+        ahead: Sequence[int] | None = None,
+    ) -> HybridCache:
         """Evicts stored blocks until so many are free, as far as that is possible.
+
+        Every claim is looked at, so this takes time with the number of stored prefixes,
+        and as long for many blocks as for one.
 
         Args:
           cache: the cache.
-          blocks: per pool, free blocks wanted.
+          blocks: per pool, free blocks wanted; nothing is evicted while they are there.
+          ahead: per pool, free blocks to go on to where something is evicted, so that
+            the next steps find theirs; None for ``blocks``.
 
         Raises:
           ValueError: for another number of pools than the plan has.
           StaleCacheError: if the cache is not the newest value of its line.
         """
-        if len(blocks) != len(self.plan.blocks):
-            raise ValueError(
-                f"make_room takes free blocks for each of {len(self.plan.blocks)} "
-                f"pools, got {len(blocks)} numbers; give 0 where none are wanted."
-            )
-        wanted = [whole("A number of blocks", n, most=2**63 - 1) for n in blocks]
+        goal = blocks if ahead is None else ahead
+        for each in (blocks, goal):
+            if len(each) != len(self.plan.blocks):
+                raise ValueError(
+                    f"make_room takes free blocks for each of {len(self.plan.blocks)} "
+                    f"pools, got {len(each)} numbers; give 0 where none are wanted."
+                )
+        wanted, goal = (
+            [whole("A number of blocks", n, most=2**63 - 1) for n in each]
+            for each in (blocks, goal)
+        )
         self._line.require_newest(cache)
-        after = self._upkeep.make_room(cache, wanted)
+        after = self._upkeep.make_room(cache, wanted, goal)
         return cache if after is cache else self._line.stamped(after)
 
     def evict(self, cache: HybridCache, form: Form) -> HybridCache:

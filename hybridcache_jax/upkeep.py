@@ -88,21 +88,26 @@ class Upkeep:
             return tuple(np.zeros(count, bool) for count in self._plan.blocks)
         return self._outer.protected(int(cache.clock))
 
-    def make_room(self, cache: HybridCache, blocks: Sequence[int]) -> HybridCache:
+    def make_room(
+        self,
+        cache: HybridCache,
+        blocks: Sequence[int],
+        ahead: Sequence[int] | None = None,
+    ) -> HybridCache:
         """See :meth:`hybridcache_jax.PrefixCache.make_room`."""
 
-        def short(cache: HybridCache) -> list[int]:
+        def short(cache: HybridCache, of: Sequence[int]) -> list[int]:
             return [
                 max(0, want - int(table.num_free))
-                for want, table in zip(blocks, cache.tables, strict=True)
+                for want, table in zip(of, cache.tables, strict=True)
             ]
 
-        if not any(short(cache)):
+        if not any(short(cache, blocks)):
             return cache
         # What nobody can resume goes before anything that somebody can.
         after = self.without_dead_weight(cache)
         self._watch.lost(cache, after)
-        left = short(after)
+        left = short(after, blocks if ahead is None else ahead)
         return self.evict(after, left, Why.ROOM) if any(left) else after
 
     def evict(self, cache: HybridCache, counts: Sequence[int], why: Why) -> HybridCache:

@@ -66,6 +66,10 @@ class Arrivals:
         arrival.started = arrival.started or time.perf_counter()
         return arrival
 
+    def loading(self) -> list[Request]:
+        """Those that wait for blocks."""
+        return [arrival.request for arrival in self._loading.values()]
+
     def admitted(self) -> None:
         """The first one has a row."""
         self._waiting.popleft()

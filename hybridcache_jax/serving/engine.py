@@ -35,6 +35,10 @@ from hybridcache_jax.store.prefix_store import PrefixStore
 
 OnProgress = Callable[[Progress], None]
 
+# To make room takes as long for many blocks as for one: where some are short, this
+# part of a pool is freed besides, for the steps to come.
+_AHEAD = 64
+
 # Seconds between two looks at loads while nothing else is to do.
 _PAUSE = 0.001
 
@@ -285,11 +289,14 @@ class Engine:
         return True
 
     def _fits(self, length: int) -> bool:
-        """Whether all running requests and one more sequence can run to their ends."""
-        running = (
-            seq.prompt_length + seq.request.max_new_tokens for seq in self._running
-        )
-        return fits(self.plan, [length, *running])
+        """Whether all running requests and one more sequence can run to their ends.
+
+        Those that wait for blocks count as if they ran: what was loaded for them is not
+        evicted for others.
+        """
+        going = [seq.request for seq in self._running] + self._arrivals.loading()
+        lengths = [len(each.tokens) + each.max_new_tokens for each in going]
+        return fits(self.plan, [length, *lengths])
 
     def _planned(self, number: int, request: Request) -> ResumePlan:
         """Where a request can be resumed; cold if it is to reuse nothing."""
@@ -340,7 +347,11 @@ class Engine:
             len(parts), max(len(tokens) for _, tokens in parts)
         )
         wanted = new_blocks(self.plan, ready, [len(ids) for ids in chunks])
-        self.cache = self.prefixes.make_room(self.cache, wanted)
+        ahead = [
+            want + count // _AHEAD
+            for want, count in zip(wanted, self.plan.blocks, strict=True)
+        ]
+        self.cache = self.prefixes.make_room(self.cache, wanted, ahead=ahead)
         inputs = batch_inputs(parts, batch=batch, width=width)
         sampling = sampling_inputs([seq.request.sampling for seq in ready], batch)
         shapes, begun = self.compiled_shapes, time.perf_counter()

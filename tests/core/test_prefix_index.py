@@ -1,5 +1,7 @@
 """The prefix index against a plain dict of prefixes: token-exact, cut on the grid."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -508,3 +510,20 @@ def test_without_essential_pools_lost_ends_are_dropped():
     (left,) = index.prune(lambda identity: holds, ())
     assert left.tolist() == [11, 30, 31, 32, 40, 41, 42]
     assert index.stored_tokens == 16
+
+
+def test_trees_deeper_than_pythons_stack_are_pruned():
+    """A conversation that branches at every turn: one node below the other."""
+    spec = CacheSpec.from_layers([LayerSpec(global_=Entries(ROW))], block_tokens=1)
+    index, turns = PrefixIndex(spec), sys.getrecursionlimit() + 100
+
+    def holds(pool, ids, epochs, first):
+        return ids != turns // 2
+
+    for turn in range(turns):
+        ids = ints([*range(turn), 2 * turns + turn])
+        index.insert(A, ids, [ids], [np.ones(turn + 1, np.int32)], holds)
+    (left,) = index.prune(lambda identity: holds, (0,))
+    kept = [*range(turns // 2), *(2 * turns + turn for turn in range(turns // 2 + 1))]
+    assert sorted(left.tolist()) == kept
+    assert index.stored_tokens == len(kept)

@@ -106,3 +106,29 @@ def test_what_was_evicted_comes_back_from_host_memory(make_engine):
     assert again.waited is not None
     assert again.plan.verdict == hc.Verdict.RESUMABLE
     assert again.tokens == first.tokens == cold(make_engine, request).tokens
+
+
+def test_what_is_loaded_for_one_request_is_not_promised_to_another(make_engine):
+    """A runs, B waits for its blocks: C has to wait although A and C would fit."""
+    full = next(n for n, p in enumerate(PLAN.spec.pools) if p.form == hc.Form.FULL_KV)
+    blocks = tuple(26 if n == full else c for n, c in enumerate(PLAN.blocks))
+    plan = dataclasses.replace(PLAN, blocks=blocks)
+    engine = make_engine(hc.HostTier(plan, budget="1MiB"), blocks=blocks)
+    long = Request(prompt(40), max_new_tokens=8)
+    engine.run([dataclasses.replace(long, max_new_tokens=1)])
+    for form in hc.Form:
+        engine.cache = engine.prefixes.evict(engine.cache, form)
+    # Waiting for a load costs next to nothing, so that it is what is chosen.
+    engine.prefixes.cost = hc.CostModel(1.0, 1e-12)
+    requests = [
+        Request(prompt(0, *range(8)), max_new_tokens=40),
+        long,
+        Request(prompt(0, *range(20, 28)), max_new_tokens=44),
+    ]
+    heard = []
+    results = engine.run(requests, lambda p: heard.append((p.request, p.kind)))
+    # The one that filled the cache was number 0.
+    assert heard.index((2, "loading")) < heard.index((2, "finished"))
+    assert heard.index((2, "finished")) < heard.index((3, "admitted"))
+    for request, result in zip(requests, results, strict=True):
+        assert result.tokens == cold(make_engine, request).tokens

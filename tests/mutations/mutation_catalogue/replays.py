@@ -83,7 +83,7 @@ REPLAYS = (
     Mutation(
         "siblings-not-looked-at",
         "index_pruning.py",
-        "[complete[n] for n in companions(self._spec, number)]",
+        "[complete[n] for n in beside]",
         "[complete[number]]",
         "dead weight stays until it is the oldest",
         _SIBLINGS,

@@ -298,4 +298,15 @@ TIERS = (
         "a load that waits for room keeps others from coming",
         (_STREAMED + "test_a_load_without_room_keeps_no_other_from_coming",),
     ),
+    Mutation(
+        "who-waits-is-not-counted",
+        "serving/engine.py",
+        "self._running] + self._arrivals.loading()",
+        "self._running]",
+        "blocks that are loaded for one request are promised to another",
+        (
+            "tests/serving/test_engine_store.py::"
+            "test_what_is_loaded_for_one_request_is_not_promised_to_another",
+        ),
+    ),
 )
