@@ -107,8 +107,10 @@ class Upkeep:
         # What nobody can resume goes before anything that somebody can.
         after = self.without_dead_weight(cache)
         self._watch.lost(cache, after)
+        if not any(short(after, blocks)):
+            return after
         left = short(after, blocks if ahead is None else ahead)
-        return self.evict(after, left, Why.ROOM) if any(left) else after
+        return self.evict(after, left, Why.ROOM)
 
     def evict(self, cache: HybridCache, counts: Sequence[int], why: Why) -> HybridCache:
         """Evicts up to so many blocks of each pool, in two phases.
