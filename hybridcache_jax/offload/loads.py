@@ -60,8 +60,8 @@ class LoadReport:
       stage: what it waits for, or where it ended.
       failed: True if it is over and nobody acquired what it brought; plan again.
       why: one sentence for a failure or a wait, else empty.
-      left: of a load that waits, how many of its ``load.blocks`` blocks have not come
-        yet; those that have are verified.
+      left: at ``READ``, how many of its ``load.blocks`` blocks have not come yet; those
+        that have are verified.
     """
 
     load: Load

@@ -32,8 +32,6 @@ from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache, StateTable
 
 MakeRoom = Callable[[HybridCache, Sequence[int]], HybridCache]
-# A load that can go on, and what of it is still to come; None if nothing.
-Coming = tuple[Pending, LoadReport | None]
 
 
 class Outer:
@@ -213,8 +211,8 @@ class Outer:
         )
         return dataclasses.replace(cache, tables=tuple(tables))
 
-    def _fetched(self, now: int, reports: list[LoadReport]) -> list[Coming]:
-        """The loads that can go on, and what they wait for; reports on the others."""
+    def _fetched(self, now: int, reports: list[LoadReport]) -> list[Pending]:
+        """The loads that can go on; reports on the others."""
         going = []
         for pending in list(self._pending.values()):
             if pending.over(now):
@@ -225,20 +223,20 @@ class Outer:
                 report = self.staging.fetch(pending)
             goes_on = pending.reserved or pending.needs_room
             if report is None or (goes_on and not report.failed):
-                going.append((pending, report))
+                going.append(pending)
             else:
                 self._reported(pending, report, reports)
         return going
 
     def _still_there(
-        self, ready: Sequence[Coming], reports: list[LoadReport]
-    ) -> list[Coming]:
+        self, ready: Sequence[Pending], reports: list[LoadReport]
+    ) -> list[Pending]:
         """The loads of which no block left the tier; reports on the others."""
         going = []
-        for pending, waits in ready:
+        for pending in ready:
             report = self.staging.gone(pending)
             if report is None:
-                going.append((pending, waits))
+                going.append(pending)
             else:
                 self._reported(pending, report, reports)
         return going
@@ -252,36 +250,39 @@ class Outer:
                 self._watch.load_failed(report.stage)
             del self._pending[pending.load.number]
 
-    def _missing(self, ready: Sequence[Coming]) -> list[int]:
+    def _missing(self, ready: Sequence[Pending]) -> list[int]:
         """Per pool, the blocks that loads need and that were not handed out yet."""
-        wanted = [self.staging.wanted(pending) for pending, _ in ready]
+        wanted = [self.staging.wanted(pending) for pending in ready]
         return [len(set().union(*slots)) for slots in zip(*wanted, strict=True)]
 
     def _go_on(
         self,
         cache: HybridCache,
-        ready: Sequence[Coming],
+        ready: Sequence[Pending],
         reports: list[LoadReport],
     ) -> HybridCache:
         """Puts what was verified in place, of the loads for which there is room.
 
-        What is whole is sealed.  All of it is made ready first, the memory for one
-        batch too: whatever can fail has been done before any memory is donated, so a
-        call that is cut short leaves the cache that it was given.  Payloads stay in the
-        tier until they are placed.
+        Those are sealed of which all is there then: what another load had placed that
+        has just ended is not, though this one counted on it.  All of it is made ready
+        first, the memory for one batch too: whatever can fail has been done before any
+        memory is donated, so a call that is cut short leaves the cache that it was
+        given.  Payloads stay in the tier until they are placed.
         """
-        tables, stands, going = list(cache.tables), [], []
+        tables, stands, going, whole = list(cache.tables), [], [], []
         homes = [dict(held) for held in self.staging.reserved]
-        for pending, waits in ready:
-            if pending.reserved or self._received(cache, pending, tables, homes):
-                going.append(pending)
-                stands.append(waits or LoadReport(pending.load, LoadStage.REGISTERED))
+        for pending in ready:
+            if not (pending.reserved or self._received(cache, pending, tables, homes)):
+                pending.needs_room = True
+                why = "a pool has no room yet"
+                stands.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
                 continue
-            pending.needs_room = True
-            why = "a pool has no room yet"
-            stands.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
-        whole = [pending for pending, waits in ready if waits is None]
-        whole = [pending for pending in whole if pending in going]
+            going.append(pending)
+            waits = self.staging.waits(pending)
+            if waits is None:
+                whole.append(pending)
+                waits = LoadReport(pending.load, LoadStage.REGISTERED)
+            stands.append(waits)
         arrivals, done = [], []
         for pool, ids in enumerate(homes):
             came = {}

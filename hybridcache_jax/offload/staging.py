@@ -58,33 +58,41 @@ class Staging:
         A load of which something is good, and whose next blocks the window holds up,
         needs room on the device from here on.
         """
-        late, some, held_up = 0, pending.reserved, False
+        some, held_up = False, False
         for pool, verified in enumerate(self._verified):
             slots, gone = self._slots(pending, pool)
             self._set_out(pending, pool, slots)
-            for number, slot in enumerate(slots):
+            for slot in slots:
                 if slot in verified:
                     some = True
                     continue
                 if self._tier.away(pool, slot[0]) and slot not in self._out[pool]:
-                    late += len(slots) - number
                     held_up = True
                     break
                 came = self._came(pool, slot[0])
-                if came is None:
-                    late += 1
-                elif isinstance(came, Payload):
+                if isinstance(came, Payload):
                     verified[slot] = came
                     some = True
-                else:
+                elif came is not None:
                     return self._failed(pending, pool, slot[0], *came)
             if gone is not None:
                 return gone
-        if not late:
-            return None
         pending.needs_room |= held_up and some and not pending.reserved
-        why = f"{late} blocks are on the way"
-        return LoadReport(pending.load, LoadStage.READ, why=why, left=late)
+        return self.waits(pending)
+
+    def waits(self, pending: Pending) -> LoadReport | None:
+        """What a load waits for; None if all of it is good."""
+        left = sum(
+            slot not in verified and slot not in placed
+            for pool, (verified, placed) in enumerate(
+                zip(self._verified, self.placed, strict=True)
+            )
+            for slot in slots_of(pending, pool)
+        )
+        if not left:
+            return None
+        why = f"{left} blocks are on the way"
+        return LoadReport(pending.load, LoadStage.READ, why=why, left=left)
 
     def gone(self, pending: Pending) -> LoadReport | None:
         """How a load ended of which a block left the tier; None if all is there."""

@@ -177,6 +177,20 @@ def test_of_two_loads_that_share_blocks_one_goes_on_without_the_other():
     assert session.answer([*longer, 0]).length >= len(CHAT)
 
 
+def test_what_another_load_placed_counts_no_longer_than_that_load():
+    """The first one ends in the poll in which the second one would be whole by it."""
+    session = after_restart(CHAT, some=toy.only_full())
+    first = half_way(session, CHAT, deadline=9)
+    second = session.ask([*CHAT[:4], 0])
+    clock = jnp.int32(first.deadline)
+    session.cache = dataclasses.replace(session.cache, clock=clock)
+    reports = {report.load.number: report for report in session.poll()}
+    assert reports[first.number].stage == LoadStage.DEADLINE
+    assert not reports[second.number].ready
+    assert report_on(session, second).ready
+    assert session.answer([*CHAT[:4], 0]).length == 4
+
+
 @pytest.mark.parametrize(
     "point", [Point.LOAD_READ, Point.LOAD_VERIFIED, Point.LOAD_RECEIVED]
 )

@@ -261,10 +261,18 @@ TIERS = (
     Mutation(
         "sealed-before-all-of-it-came",
         "offload/outer.py",
-        "whole = [pending for pending, waits in ready if waits is None]",
-        "whole = [pending for pending, waits in ready]",
+        "            if waits is None:\n",
+        "            if True:\n",
         "blocks can be read that nothing was verified for",
         (_STREAMED + "test_a_load_comes_block_by_block_and_is_readable_at_once",),
+    ),
+    Mutation(
+        "whole-by-what-another-load-had",
+        "offload/staging.py",
+        "                self.placed[pool].discard(slot)\n",
+        "",
+        "blocks can be read that only a load that ended had filled",
+        (_STREAMED + "test_what_another_load_placed_counts_no_longer_than_that_load",),
     ),
     Mutation(
         "blocks-of-ended-loads-kept",
