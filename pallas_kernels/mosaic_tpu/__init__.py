@@ -1,0 +1,1 @@
+"""What the TPU kernels share."""

@@ -1,0 +1,284 @@
+"""One TPU kernel for reads that go through a block table in order.
+
+The grid runs over rows of the batch, tiles of queries, and steps of a few blocks each.
+Pallas fetches the blocks of the next step, of the next row too, while one is worked on;
+a block whose id does not change from one step to the next is not fetched again, which is
+how steps beyond a row's last block cost no traffic.  The softmax is the online one of
+:mod:`pallas_kernels.merge`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.merge import Partial
+from pallas_kernels.mosaic_tpu.entries import Entries
+from pallas_kernels.stored import Planes, Stored
+
+LANES = 128
+SUBLANES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSizes:
+    """How the work is cut.
+
+    Attributes:
+      blocks: blocks of the pool that one step reads.
+      queries: most rows of queries (positions times query heads of a KV head) that one
+        step works on.
+    """
+
+    blocks: int = 4
+    queries: int = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """Which keys a read is about, beyond what is written.
+
+    Attributes:
+      first_visible: positions ``[...]`` to the first position that a query there sees;
+        None for all.
+      ring: whether the block table is a ring: block ``j`` in column ``j % C``.
+    """
+
+    first_visible: Callable[[jax.Array], jax.Array] | None = None
+    ring: bool = False
+
+
+def read_blocks(
+    query: jax.Array,
+    planes: Planes,
+    blocks: jax.Array,
+    *,
+    stored: Stored,
+    layer: int,
+    position: jax.Array,
+    since: jax.Array,
+    end: jax.Array,
+    scale: float,
+    soft_cap: float | None,
+    reach: Reach,
+    sizes: BlockSizes,
+    steps: int | None,
+    interpret,
+) -> Partial:
+    """Attention of each query over the blocks of its row.
+
+    Args:
+      query: ``[B, T, H, Q, D]``: KV heads ``H``, queries per KV head ``Q``.
+      planes: the pool.
+      blocks: ``[B, C]`` int32 block ids; outside ``[0, P)`` nothing is there.
+      stored: its layout.
+      layer: place on the pool's layer axis.
+      position: ``[B]`` int32, position of the first query; the others follow it.
+      since: ``[B]`` int32, first position that counts.
+      end: ``[B]`` int32, one past the last position written; 0 reads nothing.
+      scale: factor on the scores.
+      soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; None for none.
+      reach: which keys a query sees.
+      sizes: how the work is cut.
+      steps: most steps that any row needs, where it is known; None to let the longest
+        row decide when it runs.
+      interpret: as ``pallas_call`` takes it.
+
+    Returns:
+      Partial, ``acc [B, T, H, Q, Dv]``.
+    """
+    batch, width, heads, group, _ = query.shape
+    count = sizes.blocks
+    first, stop = _range(stored, width, position, since, end, reach)
+    rows, tile = _rows(width * group, sizes.queries)
+    flat = jnp.moveaxis(query, 1, 2).reshape(batch, heads, width * group, -1)
+    flat = jnp.pad(flat, ((0, 0), (0, 0), (0, rows - width * group), (0, 0)))
+    entries = Entries(stored)
+    if steps is None:
+        steps = jnp.maximum(jnp.max(stop - first + count - 1) // count, 1)
+    num_blocks = planes[stored.key[0]].shape[1]
+
+    def block_at(place):
+        """Where the ``place``-th block of each step lies."""
+
+        def index(b, _, j, first, stop, *scalars):
+            table = scalars[-1]
+            # Beyond the last block: the last one that this operand had, so that
+            # nothing is fetched.
+            last = first[b] + (stop[b] - 1 - first[b] - place) // count * count + place
+            number = jnp.minimum(first[b] + j * count + place, last)
+            number = jnp.maximum(number, first[b])
+            column = number % table.shape[1] if reach.ring else number
+            column = jnp.clip(column, 0, table.shape[1] - 1)
+            return layer, jnp.clip(table[b, column], 0, num_blocks - 1), 0, 0
+
+        return index
+
+    def queries_at(b, m, j, *_):
+        return b, 0, m, 0
+
+    read = stored.read()
+    size = stored.block_entries
+    in_specs = [pl.BlockSpec((1, heads, tile, flat.shape[-1]), queries_at)]
+    operands = [flat]
+    for place in range(count):
+        for plane in read:
+            array = planes[plane.name]
+            in_specs.append(
+                pl.BlockSpec((1, 1, size, array.shape[-1]), block_at(place))
+            )
+            operands.append(array)
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    value_dim = stored.value_dim
+    kernel = functools.partial(
+        _kernel,
+        entries=entries,
+        count=count,
+        group=group,
+        tile=tile,
+        num_blocks=num_blocks,
+        reach=reach,
+        scale=scale,
+        soft_cap=soft_cap,
+    )
+    acc, m, l = pl.pallas_call(  # noqa: E741
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=6,
+            grid=(batch, rows // tile, steps),
+            in_specs=in_specs,
+            out_specs=[
+                pl.BlockSpec((1, heads, tile, value_dim), queries_at),
+                pl.BlockSpec((1, heads, tile, LANES), queries_at),
+                pl.BlockSpec((1, heads, tile, LANES), queries_at),
+            ],
+        ),
+        out_shape=[
+            shape((batch, heads, rows, value_dim)),
+            shape((batch, heads, rows, LANES)),
+            shape((batch, heads, rows, LANES)),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
+        interpret=interpret,
+    )(first, stop, since, end, position, blocks, *operands)
+
+    def back(x):
+        x = x[:, :, : width * group]
+        x = x.reshape(batch, heads, width, group, *x.shape[3:])
+        return jnp.moveaxis(x, 1, 2)
+
+    return Partial(back(acc), back(m[..., 0]), back(l[..., 0]))
+
+
+def _kernel(
+    first,
+    stop,
+    since,
+    end,
+    position,
+    table,
+    query,
+    *refs,
+    entries: Entries,
+    count: int,
+    group: int,
+    tile: int,
+    num_blocks: int,
+    reach: Reach,
+    scale: float,
+    soft_cap: float | None,
+):
+    """A step: some blocks of one row against one tile of its queries."""
+    acc, m, l = refs[-3:]  # noqa: E741
+    stored = entries.stored
+    names = [plane.name for plane in stored.read()]
+    b, part, j = (pl.program_id(axis) for axis in range(3))
+
+    @pl.when(j == 0)
+    def _():
+        acc[...] = jnp.zeros_like(acc)
+        m[...] = jnp.full_like(m, -jnp.inf)
+        l[...] = jnp.zeros_like(l)
+
+    number = first[b] + j * count
+
+    @pl.when(number < stop[b])
+    def _():
+        size = stored.block_entries
+        place = jax.lax.broadcasted_iota(jnp.int32, (tile, 1), 0) + part * tile
+        at = position[b] + place // group
+        columns = table.shape[1]
+
+        def readable(axis):
+            """Which entries of the step were written, along one axis of a matrix."""
+            shape = (1, size) if axis else (size, 1)
+            parts = []
+            for n in range(count):
+                column = number + n
+                column = column % columns if reach.ring else column
+                block = table[b, jnp.clip(column, 0, columns - 1)]
+                there = (block >= 0) & (block < num_blocks) & (number + n < stop[b])
+                begin = (number + n) * stored.block_tokens
+                begin += stored.entry_tokens * jax.lax.broadcasted_iota(
+                    jnp.int32, shape, axis
+                )
+                last = begin + stored.entry_tokens - 1
+                low = jnp.where(there, since[b], jnp.iinfo(jnp.int32).max)
+                good = (begin >= low) & (last < end[b])
+                parts.append((good, begin, last))
+            good, begin, last = zip(*parts, strict=True)
+            return (
+                jnp.concatenate([x.astype(jnp.int32) for x in good], axis) != 0,
+                jnp.concatenate(begin, axis),
+                jnp.concatenate(last, axis),
+            )
+
+        good, begin, last = readable(1)
+        seen = good & (last <= at)
+        if reach.first_visible is not None:
+            seen = seen & (begin >= reach.first_visible(at))
+        alive = readable(0)[0]
+        loaded = {
+            name: jnp.concatenate(
+                [refs[n * len(names) + i][0, 0] for n in range(count)], axis=0
+            )
+            for i, name in enumerate(names)
+        }
+        for head in range(stored.heads):
+            scores = entries.scores(query[0, head], loaded, head) * scale
+            if soft_cap is not None:
+                scores = soft_cap * jnp.tanh(scores / soft_cap)
+            scores = jnp.where(seen, scores, -jnp.inf)
+            old = m[0, head][:, :1]
+            new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
+            finite = jnp.where(new == -jnp.inf, 0.0, new)
+            weights = jnp.where(seen, jnp.exp(scores - finite), 0.0)
+            carry = jnp.exp(old - finite)
+            fresh = jnp.sum(weights, axis=1, keepdims=True)
+            l[0, head] = l[0, head] * carry + fresh
+            m[0, head] = jnp.broadcast_to(new, m.shape[2:])
+            acc[0, head] = acc[0, head] * carry + entries.weighed(
+                weights, loaded, head, alive
+            )
+
+
+def _range(stored, width, position, since, end, reach):
+    """``[B]`` first block that each row reads, and one past the last."""
+    if reach.first_visible is not None:
+        since = jnp.maximum(since, reach.first_visible(position))
+    end = jnp.minimum(end, position + width)
+    first = since // stored.block_tokens
+    stop = -(-end // stored.block_tokens)
+    return first, jnp.maximum(stop, first)
+
+
+def _rows(count: int, most: int) -> tuple[int, int]:
+    """Rows of queries, padded, and those of one tile."""
+    tile = min(-(-count // SUBLANES) * SUBLANES, most)
+    return -(-count // tile) * tile, tile
