@@ -4,7 +4,6 @@ A layer's local keys and its entries (all visible ones, or those selected) each 
 with a partial ``(acc, m, l)``; sinks join in the merge, which divides once.
 """
 
-import functools
 from collections.abc import Mapping
 
 import jax
@@ -12,14 +11,13 @@ import jax.numpy as jnp
 
 from hybridcache_jax.append import Step
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.gather import at_positions, whole_blocks
-from hybridcache_jax.planes import keys_and_values
 from hybridcache_jax.select import selection_of
 from hybridcache_jax.spec import Part
-from pallas_kernels.indexed_decode.reference import selected_attention
+from pallas_kernels.indexed_decode.api import selected_attention
 from pallas_kernels.merge import Partial, merge
-from pallas_kernels.paged_decode.reference import paged_attention
-from pallas_kernels.window_decode.reference import window_attention
+from pallas_kernels.paged_decode.api import paged_attention
+from pallas_kernels.source import Source
+from pallas_kernels.window_decode.api import window_attention
 
 
 def attend(
@@ -57,7 +55,7 @@ def attend(
         nothing to attend to, or selects and nothing was selected.
     """
     batch, width, query_heads, dim = query.shape
-    score = functools.partial(_scores, scale=scale, soft_cap=soft_cap)
+    options = {"scale": scale, "soft_cap": soft_cap}
     parts = []
     for part in (Part.LOCAL, Part.ENTRIES):
         found = plan.spec.find(layer, part)
@@ -76,7 +74,7 @@ def attend(
         selected = None
         if part is Part.ENTRIES:
             selected = selection_of(plan, selections, step, layer)
-        read = _read(plan, pools[found[0]], step, *found, grouped, selected, score)
+        read = _read(plan, pools[found[0]], step, *found, grouped, selected, options)
         parts.append(
             Partial(*(x.reshape(batch, width, query_heads, *x.shape[4:]) for x in read))
         )
@@ -93,56 +91,28 @@ def _read(
     place: int,
     query: jax.Array,
     selected: jax.Array | None,
-    score,
+    options: dict[str, float | None],
 ) -> Partial:
     """One pool's partial, ``acc [B, T, H, Q, D]``."""
     pool, blocks = plan.spec.pools[index], step.blocks[index]
+    source = Source(memory, place, pool)
     common = {
         "positions": step.positions,
         "since": step.since[:, index],
         "end": step.end,
-        "score": score,
+        **options,
     }
-
-    def by_position(first):
-        loaded, there = at_positions(
-            pool, memory, place, blocks, first, plan.blocks[index]
-        )
-        return *keys_and_values(pool.entry, loaded), there
-
-    def by_block(ids):
-        return keys_and_values(pool.entry, whole_blocks(pool, memory, place, ids))
-
     if selected is not None:
-        return selected_attention(
-            query, by_position, selected, entry_tokens=pool.entry_tokens, **common
-        )
-    paged = {
-        **common,
-        "block_tokens": pool.block_tokens,
-        "num_blocks": plan.blocks[index],
-    }
+        return selected_attention(query, source, blocks, selected, **common)
+    common["kernel"] = plan.kernel(index)
     local = pool.geometry.local
     if local is None:
-        return paged_attention(
-            query, by_block, blocks, entry_tokens=pool.entry_tokens, **paged
-        )
+        return paged_attention(query, source, blocks, **common)
     return window_attention(
         query,
-        by_block,
+        source,
         blocks,
         first_visible=local.first_visible,
         reach=local.reach,
-        **paged,
+        **common,
     )
-
-
-def _scores(query, keys, *, scale, soft_cap) -> jax.Array:
-    """``[B, T, H, Q, K]`` float32."""
-    scores = scale * jnp.einsum(
-        "bthqd,bkhd->bthqk",
-        query,
-        keys.astype(jnp.float32),
-        preferred_element_type=jnp.float32,
-    )
-    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)

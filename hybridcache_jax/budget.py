@@ -26,6 +26,7 @@ def plan_capacity(
     rollback: int = 0,
     retention: Retention | Mapping[Form, Retention] = Retention.every_block(),
     staging_blocks: int = 0,
+    kernels: str = "auto",
     backend: str | None = None,
 ) -> CapacityPlan:
     """Divides a byte budget over the pools of a spec.
@@ -54,6 +55,10 @@ def plan_capacity(
       staging_blocks: blocks that are copied to or from an outer tier in one call; a
         ``PrefixCache`` with a tier needs at least one, 16 are plenty.  The budget pays
         for them on the device and in host memory (``CapacityPlan.staging_bytes``).
+      kernels: ``"auto"`` reads with the backend's kernels where they accept a pool's
+        layout and with XLA elsewhere (``CapacityPlan.kernel`` says which and why);
+        ``"xla"`` never takes a kernel, ``"mosaic_tpu"`` insists on it, ``"interpret"``
+        interprets it on any backend, slowly, for tests.
       backend: None for JAX's default backend.
 
     Raises:
@@ -104,6 +109,7 @@ def plan_capacity(
             stored_tokens=tokens,
             stored_length=length,
             staging_blocks=staging_blocks,
+            kernels=kernels,
         )
 
     if stored_tokens is None:

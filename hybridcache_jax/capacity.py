@@ -16,11 +16,12 @@ from hybridcache_jax.block_counts import (
     stored_blocks,
 )
 from hybridcache_jax.byte_sizes import format_bytes
-from hybridcache_jax.forms import RULES, Form
+from hybridcache_jax.forms import RULES, Form, Read
 from hybridcache_jax.retention import Policies, Retention, policies, policy_of
 from hybridcache_jax.retention_cost import RetentionCost, retention_cost
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.validate import alignment, layout
+from pallas_kernels.choice import Kernel, choose
 from pallas_kernels.contracts import XLA
 
 INT32_BYTES = 4
@@ -46,6 +47,7 @@ class CapacityPlan:
         output; decides how often ``Retention.ends`` keeps something.
       staging_blocks: blocks that are copied to or from an outer tier in one call; 0
         for caches without one.  See ``staging_bytes``.
+      kernels: which implementations read the pools; see ``choice.choose``.
     """
 
     spec: CacheSpec
@@ -59,6 +61,7 @@ class CapacityPlan:
     stored_tokens: int = 0
     stored_length: int = 1
     staging_blocks: int = 0
+    kernels: str = "auto"
 
     def __post_init__(self):
         for name in ("max_sequences", "max_length", "max_chunk", "stored_length"):
@@ -96,6 +99,21 @@ class CapacityPlan:
                     f"Pool {pool.name} needs at least {least} blocks to serve "
                     f"{self.max_sequences} sequences, got {count}."
                 )
+
+    def kernel(self, pool: int) -> Kernel:
+        """What reads a pool's keys in order, through the block table, and why.
+
+        Args:
+          pool: index of the pool, one that attention reads.
+        """
+        stored = self.spec.pools[pool]
+        growing = stored.geometry.local is None
+        return choose(
+            "paged_decode" if growing else "window_decode",
+            stored,
+            backend=self.backend,
+            wanted=self.kernels,
+        )
 
     def columns(self, pool: int) -> int:
         """Columns of a row's block table in one pool.
@@ -278,6 +296,8 @@ def _check_layout(plan: CapacityPlan) -> None:
                 f"{pool.name}: blocks of {pool.block_tokens} tokens are no multiple of "
                 f"{XLA.block_alignment} bytes in every plane; make them longer"
             )
+        if RULES[pool.form].read in (Read.LOCAL, Read.HISTORY):
+            plan.kernel(number)  # or says why the kernels asked for cannot
     if refusals:
         raise ValueError("The layout cannot be read: " + "; ".join(refusals) + ".")
 

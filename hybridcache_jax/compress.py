@@ -12,10 +12,11 @@ import jax.numpy as jnp
 
 from hybridcache_jax.append import Step, write
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.gather import at_positions
-from hybridcache_jax.planes import Memory, Planes, dequantise
+from hybridcache_jax.planes import Memory, Planes
 from hybridcache_jax.pooling import Pooling
 from hybridcache_jax.spec import Part
+from pallas_kernels.gather import at_positions
+from pallas_kernels.values import dequantise
 
 RAW_OF = {Part.ENTRIES: Part.ENTRIES_RAW, Part.INDEX: Part.INDEX_RAW}
 

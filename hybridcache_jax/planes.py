@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from hybridcache_jax.entry import Entry, Plane, element_bits, named_dtype
+from hybridcache_jax.entry import Entry, Plane
+from pallas_kernels.dtypes import element_bits, named_dtype
+from pallas_kernels.values import spread
 
 Planes = Mapping[str, jax.Array]
 """The arrays of entries, by the name of their plane."""
@@ -75,7 +77,7 @@ def quantise(entry: Entry, planes: Mapping[str, jax.Array]) -> dict[str, jax.Arr
         if plane.scale is not None:
             scale = _scales(plane, entry[plane.scale], value)
             result[plane.scale] = scale
-            value = value / _spread(plane, scale)
+            value = value / spread(plane, scale)
         value = _within_range(plane, value)
         result[name] = value.astype(named_dtype(plane.dtype))
     return result
@@ -88,45 +90,6 @@ def to_storage(plane: Plane, value: jax.Array, backend: str) -> jax.Array:
         return jax.lax.bitcast_convert_type(value, storage_dtype(plane.dtype, backend))
     codes = jax.lax.bitcast_convert_type(value, jnp.uint4).astype(jnp.uint8)
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
-
-
-def from_storage(plane: Plane, stored: jax.Array) -> jax.Array:
-    """The inverse of :func:`to_storage`."""
-    dtype = named_dtype(plane.dtype)
-    if element_bits(plane.dtype) < 8:
-        codes = jnp.stack([stored & 15, stored >> 4], axis=-1)
-        stored = codes.reshape(*stored.shape[:-1], plane.width).astype(jnp.uint4)
-    value = jax.lax.bitcast_convert_type(stored, dtype)
-    return value.reshape(*value.shape[:-1], plane.heads, plane.dim)
-
-
-def dequantise(entry: Entry, planes: Mapping[str, jax.Array], name: str) -> jax.Array:
-    """One plane as the model gave it, float32, up to its rounding.
-
-    Args:
-      entry: layout.
-      planes: every plane, ``[..., heads, dim]`` in its logical dtype.
-      name: the plane.
-    """
-    plane, value = entry[name], planes[name].astype(jnp.float32)
-    if plane.scale is None:
-        return value
-    return value * _spread(plane, planes[plane.scale])
-
-
-def keys_and_values(
-    entry: Entry, planes: Mapping[str, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """What attention reads of entries: ``[..., heads, D]`` and ``[..., heads, Dv]``."""
-    parts = {
-        plane.name: dequantise(entry, planes, plane.name)
-        for plane in (*entry.key_planes, *entry.value_planes)
-    }
-
-    def join(wanted: tuple[Plane, ...]) -> jax.Array:
-        return jnp.concatenate([parts[plane.name] for plane in wanted], axis=-1)
-
-    return join(entry.key_planes), join(entry.value_planes)
 
 
 def _scales(plane: Plane, scale: Plane, value: jax.Array) -> jax.Array:
@@ -150,12 +113,6 @@ def _scales(plane: Plane, scale: Plane, value: jax.Array) -> jax.Array:
     spare = [(0, 0)] * (needed.ndim - 1) + [(0, scale.dim - needed.shape[-1])]
     padded = jnp.pad(needed, spare, constant_values=1.0)
     return padded.astype(named_dtype(scale.dtype))
-
-
-def _spread(plane: Plane, scale: jax.Array) -> jax.Array:
-    """Scales repeated over their runs: ``[..., heads, dim]`` float32."""
-    used = scale[..., : plane.dim // plane.run].astype(jnp.float32)
-    return jnp.repeat(used, plane.run, axis=-1)
 
 
 def _within_range(plane: Plane, value: jax.Array) -> jax.Array:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from hybridcache_jax.append import Step, write
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.gather import at_positions
-from hybridcache_jax.planes import Memory, dequantise
+from hybridcache_jax.planes import Memory
 from hybridcache_jax.spec import Part
+from pallas_kernels.gather import at_positions
+from pallas_kernels.values import dequantise
 
 
 def read_state(

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 
 from hybridcache_jax.append import Step
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.gather import whole_blocks
-from hybridcache_jax.planes import keys_and_values
 from hybridcache_jax.spec import Part
-from pallas_kernels.indexer_scores.reference import top_units
+from pallas_kernels.indexer_scores.api import top_units
+from pallas_kernels.source import Source
 
 
 def select(
@@ -58,34 +57,17 @@ def select(
             f"Layer {layer}: {query.shape[2]} index heads are no multiple of the "
             f"{groups} KV heads that select for themselves."
         )
-
-    def load(ids):
-        loaded = whole_blocks(pool, pools[number], place, ids)
-        return keys_and_values(pool.entry, loaded)[0][:, :, 0]
-
-    def score(keys):
-        dots = jnp.einsum(
-            "bthd,bkd->bthk",
-            query.astype(jnp.float32),
-            keys,
-            preferred_element_type=jnp.float32,
-        )
-        weighed = weights[..., None].astype(jnp.float32) * jax.nn.relu(scale * dots)
-        by_group = weighed.reshape(*weighed.shape[:2], groups, -1, weighed.shape[-1])
-        return jnp.sum(by_group, axis=3)
-
     return top_units(
-        load,
+        query,
+        weights,
+        Source(pools[number], place, pool),
         step.blocks[number],
-        score,
+        scale=scale,
         groups=groups,
         k=choice.k,
-        key_tokens=pool.entry_tokens,
         unit=choice.unit,
         local_units=choice.local_units,
         skip_open=choice.open_tail,
-        block_tokens=pool.block_tokens,
-        num_blocks=plan.blocks[number],
         positions=step.positions,
         since=step.since[:, number],
         end=step.end,

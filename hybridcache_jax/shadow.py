@@ -27,9 +27,10 @@ from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.forms import required
 from hybridcache_jax.lease import Lease
 from hybridcache_jax.lineage import OnFacts
-from hybridcache_jax.planes import Planes, dequantise, from_storage
+from hybridcache_jax.planes import Planes
 from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.state import HybridCache
+from pallas_kernels.values import dequantise, from_storage
 
 
 @jax.tree_util.register_dataclass

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Provenance, Reason, Stage
-from hybridcache_jax.entry import element_bits, named_dtype
 from hybridcache_jax.forms import RULES, Form, Read, required
 from hybridcache_jax.spec import CacheSpec, Part, PoolSpec
 from pallas_kernels.contracts import ReadContract
+from pallas_kernels.dtypes import element_bits, named_dtype
 
 if TYPE_CHECKING:
     from hybridcache_jax.host_facts import Columns

@@ -1,79 +1,106 @@
-"""How entries lie in a pool, as kernels need to know it."""
+"""What a read has to know of a pool: structural types, no classes to inherit.
 
-import dataclasses
+``hybridcache_jax.PoolSpec``, its ``Entry`` and ``Plane`` are of these types.  All are
+static: hashable, and constant in a compiled step.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import jax
 
-
-@dataclasses.dataclass(frozen=True)
-class StoredPlane:
-    """One array ``[L, P, S, heads * dim]`` of a pool.
-
-    Attributes:
-      name: of the plane.
-      heads: heads per entry, folded into the last axis.
-      dim: elements per head.
-      dtype: name of the logical dtype.
-      scale: name of the plane whose elements scale this one; None for none.
-      run: elements that share one scale; 0 without a scale.
-    """
-
-    name: str
-    heads: int
-    dim: int
-    dtype: str
-    scale: str | None = None
-    run: int = 0
+Planes = Mapping[str, jax.Array]
+"""The arrays of a pool, by plane: ``[L, P, S, width]``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """The layout of a pool: static, hashable.
+class Plane(Protocol):
+    """One array of an entry."""
 
-    Attributes:
-      planes: every plane that a read needs, scales among them.
-      key: names of the planes that make up the key, in order.
-      value: names of the planes that make up the value.
-      block_tokens: tokens of a block.
-      entry_tokens: tokens that one entry stands for.
-    """
-
-    planes: tuple[StoredPlane, ...]
-    key: tuple[str, ...]
-    value: tuple[str, ...]
-    block_tokens: int
-    entry_tokens: int = 1
-
-    def __getitem__(self, name: str) -> StoredPlane:
-        """The plane called ``name``."""
-        return next(plane for plane in self.planes if plane.name == name)
+    @property
+    def name(self) -> str:
+        """Of the plane, unique in its entry."""
+        ...
 
     @property
     def heads(self) -> int:
-        """KV heads."""
-        return self[self.key[0]].heads
+        """Heads per entry, folded into the last axis of the stored array."""
+        ...
 
     @property
-    def key_dim(self) -> int:
-        """Elements of one head's key."""
-        return sum(self[name].dim for name in self.key)
+    def dim(self) -> int:
+        """Elements per head."""
+        ...
 
     @property
-    def value_dim(self) -> int:
-        """Elements of one head's value."""
-        return sum(self[name].dim for name in self.value)
+    def width(self) -> int:
+        """``heads * dim``."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Name of the logical dtype."""
+        ...
+
+    @property
+    def scale(self) -> str | None:
+        """Name of the plane whose elements scale this one; None for none."""
+        ...
+
+    @property
+    def run(self) -> int:
+        """Elements that share one scale; 0 without a scale."""
+        ...
+
+
+class Entry(Protocol):
+    """What is stored for a token, or for a block of tokens."""
+
+    @property
+    def planes(self) -> Sequence[Plane]:
+        """All arrays, scales among them."""
+        ...
+
+    @property
+    def key_planes(self) -> Sequence[Plane]:
+        """Planes that, joined, are the key."""
+        ...
+
+    @property
+    def value_planes(self) -> Sequence[Plane]:
+        """Planes that, joined, are the value."""
+        ...
+
+    def __getitem__(self, name: str) -> Plane:
+        """The plane called ``name``."""
+        ...
+
+
+class Stored(Protocol):
+    """The layout of a pool."""
+
+    @property
+    def entry(self) -> Entry:
+        """Of one entry."""
+        ...
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        ...
+
+    @property
+    def entry_tokens(self) -> int:
+        """Tokens that one entry stands for."""
+        ...
 
     @property
     def block_entries(self) -> int:
         """``S``, entries of a block."""
-        return self.block_tokens // self.entry_tokens
-
-    def read(self) -> tuple[StoredPlane, ...]:
-        """The planes that a read of keys and values touches, each once."""
-        wanted = {*self.key, *self.value}
-        wanted |= {self[name].scale for name in wanted if self[name].scale}
-        return tuple(plane for plane in self.planes if plane.name in wanted)
+        ...
 
 
-Planes = dict[str, jax.Array]
-"""The arrays of a pool, by plane: ``[L, P, S, heads * dim]``."""
+def read_planes(entry: Entry) -> tuple[Plane, ...]:
+    """The planes that a read of keys and values touches, each once."""
+    wanted = {plane.name for plane in (*entry.key_planes, *entry.value_planes)}
+    wanted |= {entry[name].scale for name in wanted if entry[name].scale}
+    return tuple(plane for plane in entry.planes if plane.name in wanted)

@@ -24,7 +24,6 @@ import jax
 
 from hybridcache_jax._whole import whole
 from hybridcache_jax.capacity import CapacityPlan
-from hybridcache_jax.entry import named_dtype
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.saved_claims import SavedClaims
 from hybridcache_jax.state import HybridCache
@@ -58,6 +57,7 @@ from hybridcache_jax.store.snapshot_manifest import (
     encode,
     plan_differences,
 )
+from pallas_kernels.dtypes import named_dtype
 
 _ITEMS = ("cache", "prefixes")
 # In the names of folders that Orbax has not finished.

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from hybridcache_jax.entry import element_bits
 from hybridcache_jax.store.manifest import PoolPart
 from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import PrefixStore, ShortObjectError
+from pallas_kernels.dtypes import element_bits
 
 # (what is being done, done, total) for progress.
 OnProgress = Callable[[str, int, int], None]

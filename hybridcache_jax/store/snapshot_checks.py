@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from hybridcache_jax.entry import named_dtype
 from hybridcache_jax.store.sizes import OnProgress
 from hybridcache_jax.store.snapshot_arrays import (
     Leaves,
@@ -15,6 +14,7 @@ from hybridcache_jax.store.snapshot_arrays import (
     nested,
 )
 from hybridcache_jax.store.snapshot_manifest import SnapshotError
+from pallas_kernels.dtypes import named_dtype
 
 # Orbax saves no empty item, and no empty array.
 _FILLER = "edges"

@@ -8,11 +8,12 @@ import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Provenance, Stage
-from hybridcache_jax.entry import Plane, element_bits, named_dtype
+from hybridcache_jax.entry import Plane
 from hybridcache_jax.forms import Form, required
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.rows import block_numbers
 from hybridcache_jax.state import HybridCache, StateTable
+from pallas_kernels.dtypes import element_bits, named_dtype
 
 RowState = dict[str, dict[str, np.ndarray]]
 

@@ -1,10 +1,10 @@
 """One TPU kernel for reads that go through a block table in order.
 
-The grid runs over rows of the batch, tiles of queries, and steps of a few blocks each.
-Pallas fetches the blocks of the next step, of the next row too, while one is worked on;
-a block whose id does not change from one step to the next is not fetched again, which is
-how steps beyond a row's last block cost no traffic.  The softmax is the online one of
-:mod:`pallas_kernels.merge`.
+The grid runs over rows of the batch, tiles of queries, and steps of a few blocks.
+Pallas fetches the blocks of the next step, be it of the next row, while one is worked
+on; a block whose id does not change from one step to the next is not fetched again,
+which is how steps beyond a row's last block cost no traffic.  The softmax is the online
+one of :mod:`pallas_kernels.merge`.
 """
 
 import dataclasses
@@ -17,25 +17,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.merge import Partial
-from pallas_kernels.mosaic_tpu.entries import Entries
-from pallas_kernels.stored import Planes, Stored
-
-LANES = 128
-SUBLANES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockSizes:
-    """How the work is cut.
-
-    Attributes:
-      blocks: blocks of the pool that one step reads.
-      queries: most rows of queries (positions times query heads of a KV head) that one
-        step works on.
-    """
-
-    blocks: int = 4
-    queries: int = 256
+from pallas_kernels.mosaic_tpu.entries import head_scores, head_sums
+from pallas_kernels.mosaic_tpu.sizes import LANES, SUBLANES, BlockSizes, fitting
+from pallas_kernels.source import Source
+from pallas_kernels.stored import Stored, read_planes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,62 +30,60 @@ class Reach:
     Attributes:
       first_visible: positions ``[...]`` to the first position that a query there sees;
         None for all.
+      most: most blocks that any row reads; None to let the longest row decide when the
+        read runs.
       ring: whether the block table is a ring: block ``j`` in column ``j % C``.
     """
 
     first_visible: Callable[[jax.Array], jax.Array] | None = None
+    most: int | None = None
     ring: bool = False
 
 
 def read_blocks(
     query: jax.Array,
-    planes: Planes,
+    source: Source,
     blocks: jax.Array,
     *,
-    stored: Stored,
-    layer: int,
     position: jax.Array,
     since: jax.Array,
     end: jax.Array,
     scale: float,
     soft_cap: float | None,
     reach: Reach,
-    sizes: BlockSizes,
-    steps: int | None,
+    sizes: BlockSizes | None,
     interpret,
 ) -> Partial:
     """Attention of each query over the blocks of its row.
 
     Args:
       query: ``[B, T, H, Q, D]``: KV heads ``H``, queries per KV head ``Q``.
-      planes: the pool.
+      source: the pool's layer.
       blocks: ``[B, C]`` int32 block ids; outside ``[0, P)`` nothing is there.
-      stored: its layout.
-      layer: place on the pool's layer axis.
       position: ``[B]`` int32, position of the first query; the others follow it.
       since: ``[B]`` int32, first position that counts.
       end: ``[B]`` int32, one past the last position written; 0 reads nothing.
       scale: factor on the scores.
       soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; None for none.
       reach: which keys a query sees.
-      sizes: how the work is cut.
-      steps: most steps that any row needs, where it is known; None to let the longest
-        row decide when it runs.
+      sizes: how the work is cut; None for what fits.
       interpret: as ``pallas_call`` takes it.
 
     Returns:
       Partial, ``acc [B, T, H, Q, Dv]``.
     """
     batch, width, heads, group, _ = query.shape
-    count = sizes.blocks
+    stored, layer, num_blocks = source.stored, source.layer, source.num_blocks
+    sizes = fitting(stored) if sizes is None else sizes
+    count = sizes.blocks if reach.most is None else min(sizes.blocks, reach.most)
     first, stop = _range(stored, width, position, since, end, reach)
     rows, tile = _rows(width * group, sizes.queries)
     flat = jnp.moveaxis(query, 1, 2).reshape(batch, heads, width * group, -1)
     flat = jnp.pad(flat, ((0, 0), (0, 0), (0, rows - width * group), (0, 0)))
-    entries = Entries(stored)
-    if steps is None:
+    if reach.most is None:
         steps = jnp.maximum(jnp.max(stop - first + count - 1) // count, 1)
-    num_blocks = planes[stored.key[0]].shape[1]
+    else:
+        steps = -(-reach.most // count)
 
     def block_at(place):
         """Where the ``place``-th block of each step lies."""
@@ -121,22 +104,22 @@ def read_blocks(
     def queries_at(b, m, j, *_):
         return b, 0, m, 0
 
-    read = stored.read()
+    read = read_planes(stored.entry)
     size = stored.block_entries
     in_specs = [pl.BlockSpec((1, heads, tile, flat.shape[-1]), queries_at)]
     operands = [flat]
     for place in range(count):
         for plane in read:
-            array = planes[plane.name]
+            array = source.planes[plane.name]
             in_specs.append(
                 pl.BlockSpec((1, 1, size, array.shape[-1]), block_at(place))
             )
             operands.append(array)
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-    value_dim = stored.value_dim
+    value_dim = sum(plane.dim for plane in stored.entry.value_planes)
     kernel = functools.partial(
         _kernel,
-        entries=entries,
+        stored=stored,
         count=count,
         group=group,
         tile=tile,
@@ -185,7 +168,7 @@ def _kernel(
     table,
     query,
     *refs,
-    entries: Entries,
+    stored: Stored,
     count: int,
     group: int,
     tile: int,
@@ -196,8 +179,8 @@ def _kernel(
 ):
     """A step: some blocks of one row against one tile of its queries."""
     acc, m, l = refs[-3:]  # noqa: E741
-    stored = entries.stored
-    names = [plane.name for plane in stored.read()]
+    entry = stored.entry
+    names = [plane.name for plane in read_planes(entry)]
     b, part, j = (pl.program_id(axis) for axis in range(3))
 
     @pl.when(j == 0)
@@ -250,8 +233,8 @@ def _kernel(
             )
             for i, name in enumerate(names)
         }
-        for head in range(stored.heads):
-            scores = entries.scores(query[0, head], loaded, head) * scale
+        for head in range(entry.key_planes[0].heads):
+            scores = scale * head_scores(entry, query[0, head], loaded, head)
             if soft_cap is not None:
                 scores = soft_cap * jnp.tanh(scores / soft_cap)
             scores = jnp.where(seen, scores, -jnp.inf)
@@ -263,8 +246,8 @@ def _kernel(
             fresh = jnp.sum(weights, axis=1, keepdims=True)
             l[0, head] = l[0, head] * carry + fresh
             m[0, head] = jnp.broadcast_to(new, m.shape[2:])
-            acc[0, head] = acc[0, head] * carry + entries.weighed(
-                weights, loaded, head, alive
+            acc[0, head] = acc[0, head] * carry + head_sums(
+                entry, weights, loaded, head, alive
             )
 
 

@@ -1,72 +1,68 @@
 """Scores and weighted sums over blocks that lie in VMEM as they are stored."""
 
-import dataclasses
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.stored import Stored, StoredPlane
+from pallas_kernels.dtypes import named_dtype
+from pallas_kernels.stored import Entry, Plane
 
 Loaded = Mapping[str, jax.Array]
-"""By plane, ``[N, heads * dim]`` as stored."""
+"""By plane, ``[N, width]`` as stored."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Entries:
-    """What a kernel does with entries of one layout."""
-
-    stored: Stored
-
-    def scores(self, query: jax.Array, loaded: Loaded, head: int) -> jax.Array:
-        """``[M, D]`` queries to ``[M, N]`` float32 dot products with one head's keys."""
-        total, at = None, 0
-        for name in self.stored.key:
-            plane = self.stored[name]
-            keys = self._head(plane, loaded, head)
-            part = _dot(query[:, at : at + plane.dim], keys, (1, 1))
-            total = part if total is None else total + part
-            at += plane.dim
-        return total
-
-    def weighed(
-        self, weights: jax.Array, loaded: Loaded, head: int, alive: jax.Array
-    ) -> jax.Array:
-        """``[M, N]`` weights to ``[M, Dv]`` float32 sums of one head's values.
-
-        ``alive`` ``[N, 1]``: what counts; the rest may hold anything.
-        """
-        parts = []
-        for name in self.stored.value:
-            values = self._head(self.stored[name], loaded, head)
-            # A zero weight does not silence NaN.
-            values = jnp.where(alive, values.astype(jnp.float32), 0.0)
-            values = values.astype(_product_dtype(self.stored[name]))
-            parts.append(_dot(weights, values, (1, 0)))
-        return jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
-
-    def _head(self, plane: StoredPlane, loaded: Loaded, head: int) -> jax.Array:
-        """``[N, dim]`` of one head, scaled, ready for a product."""
-        start = head * plane.dim
-        values = loaded[plane.name][:, start : start + plane.dim]
-        if plane.scale is None:
-            return values.astype(_product_dtype(plane))
-        scales, runs = self._scales(plane, loaded, head), plane.dim // plane.run
-        values = values.astype(jnp.float32)
-        parts = [
-            values[:, r * plane.run : (r + 1) * plane.run] * scales[:, r : r + 1]
-            for r in range(runs)
-        ]
-        return jnp.concatenate(parts, axis=1) if runs > 1 else parts[0]
-
-    def _scales(self, plane: StoredPlane, loaded: Loaded, head: int) -> jax.Array:
-        """``[N, runs]`` float32."""
-        scale = self.stored[plane.scale]
-        start = head * scale.dim
-        return loaded[scale.name][:, start : start + scale.dim].astype(jnp.float32)
+def head_scores(entry: Entry, query: jax.Array, loaded: Loaded, head: int) -> jax.Array:
+    """``[M, D]`` queries to ``[M, N]`` float32 products with one head's keys."""
+    total, at = jnp.zeros((), jnp.float32), 0
+    for plane in entry.key_planes:
+        keys = _of_head(entry, plane, loaded, head)
+        total = total + _dot(query[:, at : at + plane.dim], keys, (1, 1))
+        at += plane.dim
+    return total
 
 
-def _product_dtype(plane: StoredPlane):
+def head_sums(
+    entry: Entry, weights: jax.Array, loaded: Loaded, head: int, alive: jax.Array
+) -> jax.Array:
+    """``[M, N]`` weights to ``[M, Dv]`` float32 sums of one head's values.
+
+    ``alive`` ``[N, 1]`` bool: what counts; the rest may hold anything.
+    """
+    parts = []
+    for plane in entry.value_planes:
+        values = _of_head(entry, plane, loaded, head).astype(jnp.float32)
+        # A zero weight does not silence NaN.
+        values = jnp.where(alive, values, 0.0).astype(_product_dtype(plane))
+        parts.append(_dot(weights, values, (1, 0)))
+    return jnp.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
+
+
+def _of_head(entry: Entry, plane: Plane, loaded: Loaded, head: int) -> jax.Array:
+    """``[N, dim]`` of one head, scaled, ready for a product."""
+    values = _columns(plane, loaded, head)
+    if plane.scale is None:
+        return values.astype(_product_dtype(plane))
+    scales = _columns(entry[plane.scale], loaded, head).astype(jnp.float32)
+    values = values.astype(jnp.float32)
+    parts = [
+        values[:, r * plane.run : (r + 1) * plane.run] * scales[:, r : r + 1]
+        for r in range(plane.dim // plane.run)
+    ]
+    return jnp.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+
+
+def _columns(plane: Plane, loaded: Loaded, head: int) -> jax.Array:
+    """``[N, dim]`` of one head, in the logical dtype."""
+    values = loaded[plane.name][:, head * plane.dim : (head + 1) * plane.dim]
+    dtype = named_dtype(plane.dtype)
+    # The CPU holds narrow floats as integers.
+    if values.dtype != dtype:
+        values = jax.lax.bitcast_convert_type(values, dtype)
+    return values
+
+
+def _product_dtype(plane: Plane):
     """What enters the matrix unit; scaled values are multiplied out first."""
     return jnp.bfloat16 if plane.dtype == "bfloat16" else jnp.float32
 

@@ -6,8 +6,8 @@ import numpy as np
 
 import hybridcache_jax as hc
 from hybridcache_jax import Entries, Entry, Form, LayerSpec
-from hybridcache_jax.gather import at_positions
 from hybridcache_jax.rows import block_numbers
+from pallas_kernels.gather import at_positions
 
 
 def test_every_position_finds_its_entry_in_the_ring():

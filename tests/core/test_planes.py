@@ -12,15 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybridcache_jax.entry import Entry, Plane, element_bits, named_dtype
-from hybridcache_jax.planes import (
-    dequantise,
-    from_storage,
-    keys_and_values,
-    quantise,
-    to_storage,
-)
+from hybridcache_jax.entry import Entry, Plane
+from hybridcache_jax.planes import quantise, to_storage
 from pallas_kernels.contracts import XLA
+from pallas_kernels.dtypes import element_bits, named_dtype
+from pallas_kernels.values import dequantise, from_storage, keys_and_values
 
 DTYPES = sorted(XLA.dtypes)
 # Scales are for these; the range of wider ones needs none.

@@ -28,17 +28,11 @@ from hybridcache_jax import (
     Window,
 )
 from hybridcache_jax.append import write
-from hybridcache_jax.entry import element_bits, named_dtype
-from hybridcache_jax.gather import at_positions, whole_blocks
-from hybridcache_jax.planes import (
-    dequantise,
-    from_storage,
-    quantise,
-    storage_dtype,
-    storage_width,
-    to_storage,
-)
+from hybridcache_jax.planes import quantise, storage_dtype, storage_width, to_storage
 from hybridcache_jax.testing.toy_step import layer_of
+from pallas_kernels.dtypes import element_bits, named_dtype
+from pallas_kernels.gather import at_positions, whole_blocks
+from pallas_kernels.values import dequantise, from_storage
 
 BACKENDS = ["cpu", "gpu", "tpu"]
 DTYPES = [

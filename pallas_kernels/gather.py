@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from hybridcache_jax.planes import Planes, from_storage
-from hybridcache_jax.spec import PoolSpec
+from pallas_kernels.stored import Planes, Stored
+from pallas_kernels.values import from_storage
 
 
-def whole_blocks(pool: PoolSpec, memory: Planes, layer: int, ids: jax.Array) -> Planes:
+def whole_blocks(pool: Stored, memory: Planes, layer: int, ids: jax.Array) -> Planes:
     """Every entry of some blocks.
 
     Args:
@@ -30,7 +30,7 @@ def whole_blocks(pool: PoolSpec, memory: Planes, layer: int, ids: jax.Array) -> 
 
 
 def at_positions(
-    pool: PoolSpec,
+    pool: Stored,
     memory: Planes,
     layer: int,
     blocks: jax.Array,
