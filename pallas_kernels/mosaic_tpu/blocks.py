@@ -7,9 +7,7 @@ which is how steps beyond a row's last block cost no traffic.  The softmax is th
 one of :mod:`pallas_kernels.merge`.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +16,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.merge import Partial
 from pallas_kernels.mosaic_tpu.entries import head_scores, head_sums
+from pallas_kernels.mosaic_tpu.schedule import Reach, id_at, number_at, row_range
 from pallas_kernels.mosaic_tpu.sizes import LANES, SUBLANES, BlockSizes, fitting
 from pallas_kernels.source import Source
 from pallas_kernels.stored import Stored, read_planes
-
-
-@dataclasses.dataclass(frozen=True)
-class Reach:
-    """Which keys a read is about, beyond what is written.
-
-    Attributes:
-      first_visible: positions ``[...]`` to the first position that a query there sees;
-        None for all.
-      most: most blocks that any row reads; None to let the longest row decide when the
-        read runs.
-      ring: whether the block table is a ring: block ``j`` in column ``j % C``.
-    """
-
-    first_visible: Callable[[jax.Array], jax.Array] | None = None
-    most: int | None = None
-    ring: bool = False
 
 
 def read_blocks(
@@ -76,7 +58,7 @@ def read_blocks(
     stored, layer, num_blocks = source.stored, source.layer, source.num_blocks
     sizes = fitting(stored) if sizes is None else sizes
     count = sizes.blocks if reach.most is None else min(sizes.blocks, reach.most)
-    first, stop = _range(stored, width, position, since, end, reach)
+    first, stop = row_range(stored, width, position, since, end, reach)
     rows, tile = _rows(width * group, sizes.queries)
     flat = jnp.moveaxis(query, 1, 2).reshape(batch, heads, width * group, -1)
     flat = jnp.pad(flat, ((0, 0), (0, 0), (0, rows - width * group), (0, 0)))
@@ -89,15 +71,9 @@ def read_blocks(
         """Where the ``place``-th block of each step lies."""
 
         def index(b, _, j, first, stop, *scalars):
-            table = scalars[-1]
-            # Beyond the last block: the last one that this operand had, so that
-            # nothing is fetched.
-            last = first[b] + (stop[b] - 1 - first[b] - place) // count * count + place
-            number = jnp.minimum(first[b] + j * count + place, last)
-            number = jnp.maximum(number, first[b])
-            column = number % table.shape[1] if reach.ring else number
-            column = jnp.clip(column, 0, table.shape[1] - 1)
-            return layer, jnp.clip(table[b, column], 0, num_blocks - 1), 0, 0
+            number = number_at(first[b], stop[b], j, place, count)
+            block = id_at(scalars[-1], b, number, reach)
+            return layer, jnp.clip(block, 0, num_blocks - 1), 0, 0
 
         return index
 
@@ -196,16 +172,13 @@ def _kernel(
         size = stored.block_entries
         place = jax.lax.broadcasted_iota(jnp.int32, (tile, 1), 0) + part * tile
         at = position[b] + place // group
-        columns = table.shape[1]
 
         def readable(axis):
             """Which entries of the step were written, along one axis of a matrix."""
             shape = (1, size) if axis else (size, 1)
             parts = []
             for n in range(count):
-                column = number + n
-                column = column % columns if reach.ring else column
-                block = table[b, jnp.clip(column, 0, columns - 1)]
+                block = id_at(table, b, number + n, reach)
                 there = (block >= 0) & (block < num_blocks) & (number + n < stop[b])
                 begin = (number + n) * stored.block_tokens
                 begin += stored.entry_tokens * jax.lax.broadcasted_iota(
@@ -249,16 +222,6 @@ def _kernel(
             acc[0, head] = acc[0, head] * carry + head_sums(
                 entry, weights, loaded, head, alive
             )
-
-
-def _range(stored, width, position, since, end, reach):
-    """``[B]`` first block that each row reads, and one past the last."""
-    if reach.first_visible is not None:
-        since = jnp.maximum(since, reach.first_visible(position))
-    end = jnp.minimum(end, position + width)
-    first = since // stored.block_tokens
-    stop = -(-end // stored.block_tokens)
-    return first, jnp.maximum(stop, first)
 
 
 def _rows(count: int, most: int) -> tuple[int, int]:

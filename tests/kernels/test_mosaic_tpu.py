@@ -18,6 +18,7 @@ from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.layers import Chunk, Window
 from hybridcache_jax.planes import quantise, storage_dtype, to_storage
 from pallas_kernels.merge import merge
+from pallas_kernels.mosaic_tpu.schedule import Reach, fetches, row_range
 from pallas_kernels.mosaic_tpu.sizes import BlockSizes
 from pallas_kernels.paged_decode import mosaic_tpu as paged
 from pallas_kernels.source import Source
@@ -235,3 +236,33 @@ def test_windows(local, case):
     drawn = Drawn(case, "grouped", columns, ring=True)
     got = read_window(*drawn.arguments(), layout="grouped", local=local)
     drawn.check(got, LOCALS[local].first_visible)
+
+
+@settings(max_examples=60)
+@given(
+    case=cases(reach=SIZE + 3),
+    count=st.integers(1, 4),
+    local=st.sampled_from([*LOCALS, None]),
+)
+def test_only_blocks_that_a_query_reaches_are_fetched(case, count, local):
+    width, window = 4, None if local is None else LOCALS[local]
+    reach, most = Reach(), COLUMNS
+    if window is not None:
+        most = min(-(-(window.reach + width) // SIZE) + 1, COLUMNS)
+        reach = Reach(window.first_visible, most=most, ring=True)
+    position, since = case["start"], case["since"]
+    end = np.where(case["runs"], position + width, 0)
+    pool = twin.Pool(Entry.kv(1, 1), SIZE)
+    first, stop = map(np.asarray, row_range(pool, width, position, since, end, reach))
+    table = np.arange(ROWS * COLUMNS, dtype=np.int32).reshape(ROWS, COLUMNS)
+    positions = position[:, None] + np.arange(width)
+    count_all = COLUMNS * SIZE
+    seen = twin.visible(pool, count_all, positions, since, end, reach.first_visible)
+    seen = seen.any(axis=1).reshape(ROWS, COLUMNS, SIZE).any(axis=2)
+    for row, ids in enumerate(fetches(table, first, stop, count, reach)):
+        needed = set(table[row, seen[row]].tolist())
+        if needed:
+            assert set(ids) == needed
+            assert len(needed) <= most
+        # The pipeline holds one block in each place, whatever the row needs.
+        assert len(ids) <= max(len(needed), min(count, most))

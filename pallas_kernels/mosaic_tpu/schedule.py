@@ -1,0 +1,113 @@
+"""Which blocks a TPU kernel fetches, and when.  Plain arithmetic, for any arrays."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.stored import Stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """Which keys a read is about, beyond what is written.
+
+    Attributes:
+      first_visible: positions ``[...]`` to the first position that a query there sees;
+        None for all.
+      most: most blocks that any row reads; None to let the longest row decide when the
+        read runs.
+      ring: whether the block table is a ring: block ``j`` in column ``j % C``.
+    """
+
+    first_visible: Callable[[jax.Array], jax.Array] | None = None
+    most: int | None = None
+    ring: bool = False
+
+
+def row_range(stored: Stored, width: int, position, since, end, reach: Reach):
+    """The first block that each row reads, and one past the last.
+
+    Args:
+      stored: layout.
+      width: queries of a row.
+      position: ``[B]`` int32, position of the first query.
+      since: ``[B]`` int32, first position that counts.
+      end: ``[B]`` int32, one past the last position written.
+      reach: which keys a query sees.
+
+    Returns:
+      Two of ``[B]`` int32, equal where a row reads nothing.
+    """
+    if reach.first_visible is not None:
+        since = jnp.maximum(since, reach.first_visible(position))
+    end = jnp.minimum(end, position + width)
+    first = since // stored.block_tokens
+    return first, jnp.maximum(-(-end // stored.block_tokens), first)
+
+
+def number_at(first, stop, step, place: int, count: int):
+    """The block that a step reads in one of its places.
+
+    Beyond a row's last block it is the last one that stood in this place, so that
+    nothing is fetched.
+
+    Args:
+      first: ``[]`` int32, the row's first block.
+      stop: ``[]`` int32, one past its last.
+      step: ``[]`` int32.
+      place: of ``count``.
+      count: blocks of a step.
+    """
+    last = first + (stop - 1 - first - place) // count * count + place
+    return jnp.maximum(jnp.minimum(first + step * count + place, last), first)
+
+
+def id_at(table, row, number, reach: Reach):
+    """The id of a row's block, as the table has it.
+
+    Args:
+      table: ``[B, C]`` int32.
+      row: ``[]`` int32.
+      number: ``[]`` int32, of the block.
+      reach: tells whether the table is a ring.
+    """
+    columns = table.shape[1]
+    column = number % columns if reach.ring else number
+    return table[row, jnp.clip(column, 0, columns - 1)]
+
+
+def fetches(
+    table: np.ndarray, first: np.ndarray, stop: np.ndarray, count: int, reach: Reach
+) -> list[list[int]]:
+    """The blocks that are fetched for each row, in order, for one tile of queries.
+
+    A block is fetched when the id in its place of a step differs from that of the step
+    before (how Pallas drives a grid).
+
+    Args:
+      table: ``[B, C]`` int32.
+      first: ``[B]`` int32, as :func:`row_range` gives it.
+      stop: ``[B]`` int32.
+      count: blocks of a step.
+      reach: which keys a query sees.
+
+    Returns:
+      Per row, ids, with repetitions if there are any.
+    """
+    count = count if reach.most is None else min(count, reach.most)
+    longest = max(int((stop - first).max()), 1) if reach.most is None else reach.most
+    before: list[int | None] = [None] * count
+    found: list[list[int]] = []
+    for row in range(len(table)):
+        found.append([])
+        for step in range(-(-longest // count)):
+            for place in range(count):
+                number = number_at(first[row], stop[row], step, place, count)
+                block = int(id_at(table, row, number, reach))
+                if block != before[place]:
+                    found[row].append(block)
+                before[place] = block
+    return found
