@@ -1,6 +1,7 @@
 """Attention reads over paged pools: one folder per operation.
 
 Each operation returns a partial ``(acc, m, l)``; :mod:`pallas_kernels.merge`
-combines partials.  This version has the plain XLA reads (``reference``).  This
+combines partials.  ``api`` takes the arguments of a read and picks among plain XLA
+(``reference``) and kernels (``mosaic_tpu``); see :mod:`pallas_kernels.choice`.  This
 package never imports ``hybridcache_jax``, and importing it does not import Pallas.
 """

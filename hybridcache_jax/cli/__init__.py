@@ -14,6 +14,8 @@ from hybridcache_jax.cli.store_arguments import add_store
 
 # testing.toy_models.SOAKED, which is not loaded for --help.
 _SOAKED = ("fine", "csa", "sparse", "recurrent", "ends", "thrifty")
+# pallas_kernels.choice.WANTED, likewise.
+_KERNELS = ("auto", "xla", "mosaic_tpu", "interpret")
 _BENCHES = (
     "cache-write",
     "decode-context",
@@ -110,6 +112,13 @@ def _parser() -> argparse.ArgumentParser:
         default=4,
         metavar="N",
         help="tokens per block, default 4; small blocks give many resume points",
+    )
+    parity.add_argument(
+        "--kernels",
+        default="auto",
+        choices=_KERNELS,
+        help="what reads the cache, default auto; interpret runs the TPU kernels in "
+        "Pallas' interpreter, slowly",
     )
     parity.add_argument("--json", action="store_true", help="print one JSON object")
     bench = commands.add_parser(

@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
             reference,
             tolerance=arguments.tolerance,
             block_tokens=arguments.block_tokens,
+            kernels=arguments.kernels,
             on_progress=lambda way, done, total: update(done, total, way),
         )
     if arguments.json:

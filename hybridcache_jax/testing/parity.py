@@ -84,6 +84,7 @@ def check_parity(
     *,
     tolerance: float | None = None,
     block_tokens: int = 4,
+    kernels: str = "auto",
     run: ParityRun | None = None,
     on_progress: OnProgress | None = None,
 ) -> ParityReport:
@@ -99,6 +100,7 @@ def check_parity(
       tolerance: largest difference allowed; by default :func:`default_tolerance`.
       block_tokens: tokens per block, raised to a multiple of the compression ratios
         where there are any.  Small blocks give many resume points.
+      kernels: what reads the pools, as for ``plan_capacity``.
       run: pieces made before, with what they have compiled; made anew otherwise.
       on_progress: told about every run.
 
@@ -110,7 +112,9 @@ def check_parity(
     if length < 2:
         raise ValueError(f"A reference needs at least two tokens, got {length}.")
     if run is None:
-        run = ParityRun(model, layers, reference, block_tokens=block_tokens)
+        run = ParityRun(
+            model, layers, reference, block_tokens=block_tokens, kernels=kernels
+        )
     report = on_progress or (lambda way, done, total: None)
     ways = [
         run.way("one shot", [[length]], report),

@@ -94,6 +94,7 @@ class ParityRun:
         reference: Reference,
         *,
         block_tokens: int = 4,
+        kernels: str = "auto",
     ):
         """Plans a cache for the reference; arguments as of ``parity.check_parity``."""
         batch, length = reference.tokens.shape
@@ -113,6 +114,7 @@ class ParityRun:
             max_length=length,
             max_chunk=length,
             stored_tokens=batch * (length + self.grid),
+            kernels=kernels,
         )
         self.identity = Identity("reference", "reference", self.spec.fingerprint)
         self._step = _compiled(model, reference.logits.shape[-1])

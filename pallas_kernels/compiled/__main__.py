@@ -26,6 +26,7 @@ def main() -> int:
         "--target", action="append", choices=every, help="default: all of them"
     )
     parser.add_argument("--operation", action="append", help="default: all of them")
+    parser.add_argument("--dtype", action="append", help="default: all of them")
     parser.add_argument(
         "--kernels", default="auto", choices=("auto", "xla"), help="default: auto"
     )
@@ -35,6 +36,7 @@ def main() -> int:
         case
         for case in cases()
         if not options.operation or case.operation in options.operation
+        if not options.dtype or case.dtype in options.dtype
     ]
     outcomes, skipped = [], {}
     for target in options.target or every:
