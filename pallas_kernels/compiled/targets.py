@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -156,7 +157,7 @@ def _device(target: str):
 
 
 @contextlib.contextmanager
-def _at(target: str) -> Iterator[jax.Device]:
+def _at(target: str) -> Iterator[Any]:
     """Kernels that ask for the chip's limits while they are traced get the target's."""
     device = _device(target)
     tpu = platform_of(target) == "tpu"

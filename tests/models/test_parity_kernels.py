@@ -1,4 +1,4 @@
-"""Models whose reads go through the TPU kernels, interpreted, give the reference too."""
+"""Models read through the TPU kernels, interpreted, give the reference too."""
 
 from pathlib import Path
 
