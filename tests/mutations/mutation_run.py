@@ -61,7 +61,7 @@ def mutated(mutation, source: str) -> str:
 
 def apply(mutation, root: Path) -> None:
     """Writes a mutation into the package below ``root``."""
-    file = root / "hybridcache_jax" / mutation.file
+    file = root / mutation.package / mutation.file
     file.write_text(mutated(mutation, file.read_text("utf-8")), "utf-8")
 
 

@@ -7,7 +7,7 @@ from mutation_run import REPOSITORY, mutated, try_in_machine, try_one
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_it_still_applies(mutation):
-    source = (REPOSITORY / "hybridcache_jax" / mutation.file).read_text("utf-8")
+    source = (REPOSITORY / mutation.package / mutation.file).read_text("utf-8")
     changed = mutated(mutation, source)
     assert changed != source
     compile(changed, mutation.file, "exec")

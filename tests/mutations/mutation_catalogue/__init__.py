@@ -8,6 +8,7 @@ from .blocks import BLOCKS
 from .claims import CLAIMS
 from .deadlines import DEADLINES
 from .keeping import KEEPING
+from .kernels import KERNELS
 from .leases import LEASES
 from .numbers import NUMBERS
 from .replays import REPLAYS
@@ -36,6 +37,7 @@ MUTATIONS = (
     *STORES,
     *SAVES,
     *KEEPING,
+    *KERNELS,
 )
 
 MACHINE = {

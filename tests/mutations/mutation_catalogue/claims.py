@@ -76,8 +76,8 @@ CLAIMS = (
     Mutation(
         "dead-weight-goes-by-age",
         "upkeep.py",
-        "        self._watch.lost(cache, after)\n        if not any(short(after, blocks)):",
-        "        after = cache\n        if not any(short(after, blocks)):",
+        "        self._watch.lost(cache, after)\n        if not any(short(after",
+        "        after = cache\n        if not any(short(after",
         "what can be resumed makes room while dead weight lies there",
         (
             "tests/faults/test_k23_eviction.py::test_dead_weight_goes_before_what_can_be_resumed",

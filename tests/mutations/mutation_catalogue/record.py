@@ -9,11 +9,12 @@ class Mutation:
 
     Attributes:
       name: of the mistake.
-      file: in ``hybridcache_jax``.
+      file: in the package.
       old: text that stands once in it.
       new: what it becomes.
       breaks: what goes wrong.
       tests: pytest node ids; one of them at least must fail.
+      package: ``hybridcache_jax`` or ``pallas_kernels``.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Mutation:
     new: str
     breaks: str
     tests: tuple[str, ...]
+    package: str = "hybridcache_jax"
 
 
 VALIDATE = ("tests/core/test_validate.py",)

@@ -141,5 +141,6 @@ STEPS = (
         "offset = (positions + 1) % pool.block_tokens // pool.entry_tokens",
         "single entries are read from the place beside",
         ("tests/core/test_gather.py::test_every_position_finds_its_entry_in_the_ring",),
+        package="pallas_kernels",
     ),
 )

@@ -1,0 +1,80 @@
+"""Mistakes in the TPU kernels."""
+
+import functools
+
+from .record import Mutation
+
+_HISTORIES = ("tests/kernels/test_mosaic_tpu.py::test_whole_histories",)
+_WINDOWS = ("tests/kernels/test_mosaic_tpu.py::test_windows",)
+_FETCHED = (
+    "tests/kernels/test_mosaic_tpu.py::"
+    "test_only_blocks_that_a_query_reaches_are_fetched",
+)
+_Mutation = functools.partial(Mutation, package="pallas_kernels")
+
+KERNELS = (
+    _Mutation(
+        "dead-values-weighted",
+        "mosaic_tpu/entries.py",
+        "values = jnp.where(alive, values, 0.0).astype(_product_dtype(plane))",
+        "values = values.astype(_product_dtype(plane))",
+        "what was never written reaches an output by way of 0 times NaN",
+        _HISTORIES,
+    ),
+    _Mutation(
+        "lost-blocks-read",
+        "mosaic_tpu/blocks.py",
+        "there = (block >= 0) & (block < num_blocks) & (number + n < stop[b])",
+        "there = number + n < stop[b]",
+        "an id that refers to nothing reads somebody else's block",
+        _HISTORIES,
+    ),
+    _Mutation(
+        "next-entry-seen-early",
+        "mosaic_tpu/blocks.py",
+        "last = begin + stored.entry_tokens - 1",
+        "last = begin",
+        "an entry is read before its last token was run",
+        _HISTORIES,
+    ),
+    _Mutation(
+        "maximum-not-carried",
+        "mosaic_tpu/blocks.py",
+        "carry = jnp.exp(old - finite)",
+        "carry = jnp.exp(finite - finite)",
+        "sums of different scale are added",
+        _HISTORIES,
+    ),
+    _Mutation(
+        "window-one-too-wide",
+        "mosaic_tpu/blocks.py",
+        "seen = seen & (begin >= reach.first_visible(at))",
+        "seen = seen & (begin >= reach.first_visible(at) - 1)",
+        "a query sees the key before its window",
+        _WINDOWS,
+    ),
+    _Mutation(
+        "ring-not-turned",
+        "mosaic_tpu/schedule.py",
+        "column = number % columns if reach.ring else number",
+        "column = number",
+        "a window reads the column of an older block",
+        _WINDOWS,
+    ),
+    _Mutation(
+        "blocks-behind-the-window-fetched",
+        "mosaic_tpu/schedule.py",
+        "since = jnp.maximum(since, reach.first_visible(position))",
+        "since = since + 0 * reach.first_visible(position)",
+        "the whole history is fetched for a window",
+        _FETCHED,
+    ),
+    _Mutation(
+        "last-block-fetched-again",
+        "mosaic_tpu/schedule.py",
+        "last = first + (stop - 1 - first - place) // count * count + place",
+        "last = stop - 1",
+        "steps beyond the last block fetch it in every place",
+        _FETCHED,
+    ),
+)
