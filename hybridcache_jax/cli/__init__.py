@@ -141,9 +141,11 @@ def _parser() -> argparse.ArgumentParser:
         "publish, release, fork, rewind, evict, offload, load, crash, recover, shadow "
         "runs, ...) over small integer models and compares every verdict, every fact "
         "and every read with a slow oracle in plain Python. Episodes run by turns "
-        "without an outer tier, with a tight one and with a roomy one. The same seed "
-        "gives the same operations; a failing episode is made short and printed. Exit "
-        "code 1 if something differed.",
+        "without an outer tier, with a tight one and with a roomy one. With --store "
+        "each has a store, too: prefixes are saved, processes end and others find what "
+        "they saved, objects are damaged, house-keeping runs. The same seed gives the "
+        "same operations; a failing episode is made short and printed. Exit code 1 if "
+        "something differed.",
     )
     soak.add_argument(
         "--model",
@@ -165,6 +167,9 @@ def _parser() -> argparse.ArgumentParser:
         default=2000,
         metavar="N",
         help="operations drawn from each empty cache, default 2000",
+    )
+    soak.add_argument(
+        "--store", action="store_true", help="with a store that outlives the process"
     )
     soak.add_argument(
         "--replay", metavar="FILE", help="run the failures of a --json report again"

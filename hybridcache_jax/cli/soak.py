@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hybridcache_jax.cli.progress import progress_bar
 from hybridcache_jax.testing.soak.machine import Operation
-from hybridcache_jax.testing.soak.run import SoakReport, replay, soak
+from hybridcache_jax.testing.soak.run import Rooms, SoakReport, replay, soak
 from hybridcache_jax.testing.toy_models import SOAKED
 
 
@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
                 count=arguments.operations,
                 seed=arguments.seed,
                 episode_length=arguments.episode_length,
+                store=arguments.store,
                 on_progress=lambda done, total, name=name: update(done, total, name),
             )
         reports[name] = report
@@ -49,7 +50,10 @@ def _show(name: str, report: SoakReport) -> None:
         "per second"
     )
     plans = {**report.verdicts, "from kept pools": report.origins}
-    shown = (("plans", plans), ("loads", report.loads), ("done", report.counts))
+    shown = [("plans", plans), ("loads", report.loads), ("done", report.counts)]
+    if report.saves or report.found:
+        plans["from the store"] = report.found
+        shown.insert(2, ("saves", report.saves))
     for what, numbers in shown:
         parts = (f"{key} {count:,}" for key, count in sorted(numbers.items()))
         console.print(f"  {what}: {', '.join(parts) or 'none'}")
@@ -57,9 +61,11 @@ def _show(name: str, report: SoakReport) -> None:
     if failure is None:
         console.print("  no difference from the oracle")
         return
-    tier = f"an outer tier of {failure.tier} grid units" if failure.tier else "no tier"
+    tier, known = failure.rooms
+    rooms = f"an outer tier of {tier} grid units" if tier else "no tier"
+    rooms += f", a store of which {known} more are known" if known else ""
     console.print(
-        f"  [bold red]episode {failure.episode}[/], {tier}: {failure.message}"
+        f"  [bold red]episode {failure.episode}[/], {rooms}: {failure.message}"
     )
     for operation in failure.operations:
         console.print(f"    {operation.name} {operation.a} {operation.b} {operation.c}")
@@ -73,7 +79,7 @@ def _again(path: Path) -> int:
         runs = {
             name: (
                 [Operation(*drawn) for drawn in report["failure"]["operations"]],
-                int(report["failure"]["tier"]),
+                Rooms(*map(int, report["failure"]["rooms"])),
             )
             for name, report in reports.items()
             if report["failure"]
@@ -85,8 +91,8 @@ def _again(path: Path) -> int:
             f"{path} is no report of hybridcache soak --json (per model {names}): "
             f"{error!r}."
         ) from error
-    for name, (drawn, tier) in runs.items():
-        message = replay(models[name](), drawn, tier)
+    for name, (drawn, rooms) in runs.items():
+        message = replay(models[name](), drawn, rooms)
         failed = failed or bool(message)
         console.print(f"[bold]{name}[/]: {message or 'no difference from the oracle'}")
     if not runs:

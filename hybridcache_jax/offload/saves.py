@@ -83,7 +83,7 @@ class Save:
         for pool, numbers in zip(spec.pools, self.held, strict=True):
             first = start // pool.block_tokens
             if not RULES[pool.form].grows:
-                first = min(first, required_blocks(pool, len(self.tokens)).start)
+                first = min([first, *required_blocks(pool, len(self.tokens))[:1]])
             named.append(numbers[numbers >= first].tolist())
         return named
 
@@ -276,7 +276,10 @@ class Saves:
         blocks, future = writing
         while not future.done():
             yield
-        return dict(zip(blocks, future.result(), strict=True))
+        places = future.result()
+        for pack in {place.pack for place in places}:
+            self._whereabouts.written(pack)
+        return dict(zip(blocks, places, strict=True))
 
     def _batches(
         self, named: list[list[int]], places: dict[Block, BlockPlace]
@@ -298,7 +301,7 @@ class Saves:
     ) -> tuple[dict[Block, BlockPlace], list[tuple[Block, memoryview]]]:
         """A batch of blocks: where they lie in the store, or their bytes.
 
-        A block that is in neither is lost.
+        A block that is in neither, or is damaged, is lost.
         """
         claims = self._index.lookup(save.key, save.tokens, save.contents)
         numbers = [n for n in numbers if n < len(claims.blocks[pool])]
@@ -315,11 +318,17 @@ class Saves:
                 there[pool, numbers[at]] = place
         data = self._whereabouts.copies(cache, pool, ids[here])
         blocks = [(pool, numbers[at]) for at in here]
-        return there, list(zip(blocks, data, strict=True))
+        pairs = zip(blocks, data, strict=True)
+        return there, [(block, own) for block, own in pairs if own is not None]
 
     def _parts(
         self, named: list[list[int]], places: dict[Block, BlockPlace]
     ) -> list[PoolBlocks]:
+        """What the record names, unless a pack does not count any more."""
+        for place in places.values():
+            if place.pack in self._whereabouts.refused:
+                # Meanwhile a load failed for it, of a block or of what comes before.
+                raise GonePackError(place.pack)
         return [
             PoolBlocks(pool, [(n, places[number, n]) for n in named[number]])
             for number, pool in enumerate(self._plan.spec.pools)

@@ -7,7 +7,7 @@ import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.offload.host_tier import HostTier
-from hybridcache_jax.offload.payload import joined
+from hybridcache_jax.offload.payload import joined, layout_refusal
 from hybridcache_jax.offload.transfer import Transfer
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.manifest import BlockPlace
@@ -45,6 +45,10 @@ class Whereabouts:
     def refuse(self, pack: str) -> None:
         """Nothing lies in a pack any more."""
         self._tier.refuse(pack)
+
+    def written(self, pack: str) -> None:
+        """A pack is whole, maybe anew: what is computed again has the same name."""
+        self._tier.refused.discard(pack)
 
     def ids(self, pool: int, places) -> np.ndarray:
         """What claims call places of the tier."""
@@ -87,7 +91,7 @@ class Whereabouts:
 
     def copies(
         self, cache: HybridCache, pool: int, ids: np.ndarray
-    ) -> list[memoryview]:
+    ) -> list[memoryview | None]:
         """The bytes of blocks, as ``Payload.data`` gives them.
 
         Args:
@@ -95,8 +99,13 @@ class Whereabouts:
           pool: index of the pool.
           ids: ``[n]`` int32 what claims call them, ``n <= K``; all of them are there,
             none in the store.
+
+        Returns:
+          In order; None for a block that the tier gives back otherwise than it was
+          sealed, which is set aside there: with a new digest nobody could tell.
         """
-        places, found = self.places(pool, ids), {}
+        places = self.places(pool, ids)
+        found: dict[int, memoryview | None] = {}
         here = ids[places < 0]
         if len(here):
             planes = self._transfer.take(cache, pool, here)
@@ -105,7 +114,18 @@ class Whereabouts:
                 found[block] = joined(one)
         for block, place in zip(ids.tolist(), places.tolist(), strict=True):
             if place >= 0:
-                payload = self._tier.read(pool, place)
-                assert payload is not None  # it lies in memory
-                found[block] = payload.data()
+                found[block] = self._held(pool, place)
         return [found[block] for block in ids.tolist()]
+
+    def _held(self, pool: int, place: int) -> memoryview | None:
+        """The bytes of a block in the tier's memory; None if they are not its own."""
+        payload, spec = self._tier.read(pool, place), self._plan.spec.pools[pool]
+        if payload is None:
+            return None
+        if (
+            layout_refusal(spec, self._plan.backend, payload) is None
+            and payload.holds_what_it_says()
+        ):
+            return payload.data()
+        self._tier.quarantine(pool, place)
+        return None

@@ -34,6 +34,12 @@ class Saved(Tiered):
         """Another process: nothing is left but what lies in the store."""
         return Saved(self.model, self.objects, **(self.options | changed))
 
+    def store_cold(self, tokens):
+        """Runs a prompt without looking what there is of it, and stores it."""
+        lease = self.acquire(self.prefixes.cold_plan(tokens, self.model.identity))
+        self.feed(lease, tokens)
+        self.release(lease)
+
     def save(self):
         """Everything that was published is in the store."""
         self.put(self.prefixes.flush(self.cache))

@@ -17,6 +17,7 @@ from tiered import grids
 
 import hybridcache_jax as hc
 from hybridcache_jax import Verdict
+from hybridcache_jax.codes import Stage
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.offload import saves
@@ -339,6 +340,54 @@ def test_a_block_that_is_damaged_fails_one_load_and_is_not_asked_for_again():
     assert third.answer([*CHAT, 0]).length == ready.length
 
 
+def test_what_was_computed_anew_counts_again_in_the_same_process():
+    """Its pack has the name that was refused; it is known, and is not written again."""
+    first = Saved(toy.fine())
+    first.store(CHAT)
+    first.save()
+    second = first.restarted()
+    for name in second.objects.names("packs/"):
+        second.objects.objects[name] = b""
+    while second.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO:
+        assert second.load([*CHAT, 0]).failed
+    for end in ({"saved": 1}, {"saved": 1, "there": 1}):
+        second.store_cold(CHAT)
+        second.save()
+        assert second.ends() == end
+
+
+def test_a_block_that_was_damaged_in_host_memory_is_not_saved():
+    """With a digest of what it is now it would come back as if it were right."""
+    session = Saved(toy.fine())
+    session.store(CHAT)
+    session.move_out()
+    session.tier.damage(faults.flipped(3))
+    session.save()
+    session.tier.damage(None)
+    assert session.ends() == {"lost": 1}
+    assert session.objects.objects == {}
+    assert any(Stage.QUARANTINED in table.stage for table in session.tier.places)
+    session.answer([*CHAT, 0])
+
+
+def test_a_record_names_no_pack_of_which_a_load_failed_meanwhile():
+    first = stored(toy.fine())
+    second = first.restarted()
+    longer = [*CHAT, 4, 4, 4, 4]
+    second.store_cold(longer)
+    # It has begun, and goes on from the record that is there.
+    cache, _ = second.prefixes.poll(second.cache)
+    second.put(cache)
+    for pack in second.objects.names("packs/"):
+        second.prefixes._outer.whereabouts.refuse(pack)
+        second.objects.delete(pack)
+    second.save()
+    assert second.ends() == {"saved": 1}
+    third = first.restarted()
+    assert third.load([*longer, 0]).ready
+    assert third.answer([*longer, 0]).length == len(longer)
+
+
 def test_what_is_longer_than_host_memory_comes_back_from_the_store():
     some = toy.fine()
     first = stored(some)
@@ -369,11 +418,8 @@ def test_what_is_there_already_is_not_written_again():
     first = stored(toy.fine())
     before = dict(first.objects.objects)
     second = Saved(toy.fine(), first.objects)
-    # It runs the prompt cold, as if both had come to the two at once.
-    plan = second.prefixes.cold_plan(CHAT, second.model.identity)
-    lease = second.acquire(plan)
-    second.feed(lease, CHAT)
-    second.release(lease)
+    # As if both had come to the two at once.
+    second.store_cold(CHAT)
     second.save()
     assert second.ends() == {"there": 1}
     assert second.objects.objects == before

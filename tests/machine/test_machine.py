@@ -1,6 +1,7 @@
 """The whole façade against the plain oracle: hypothesis draws the operations."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from hybridcache_jax.forms import Form
 from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.soak.machine import Machine, Operation
-from hybridcache_jax.testing.soak.operations import WEIGHTS
+from hybridcache_jax.testing.soak.operations import STORE_WEIGHTS, WEIGHTS
 from hybridcache_jax.testing.soak.run import (
+    STORES,
     TIERS,
+    Rooms,
     operations,
     replay,
     shrink,
@@ -31,24 +34,28 @@ NUMBERS = st.integers(0, 2**16 - 1)
 SMALL = TIERS[0]
 
 
-def machine_of(name: str) -> type[RuleBasedStateMachine]:
+def begun(name: str, rooms: Rooms) -> Machine:
+    return Machine(SOAKED[name](), rooms.tier, known_grids=rooms.known)
+
+
+def machine_of(name: str, *rooms: Rooms) -> type[RuleBasedStateMachine]:
     """One rule per operation, and one that serves a request from end to end."""
 
     class Facade(RuleBasedStateMachine):
         def __init__(self):
             super().__init__()
-            self.machine = Machine(SOAKED[name](), SMALL)
+            self.machine = begun(name, rooms[0])
 
-        @rule(tier=st.sampled_from(TIERS))
-        def begin_again(self, tier):
-            self.machine = Machine(SOAKED[name](), tier)
+        @rule(other=st.sampled_from(rooms))
+        def begin_again(self, other):
+            self.machine = begun(name, other)
 
         @rule(a=NUMBERS, b=NUMBERS, c=NUMBERS)
         def serve(self, a, b, c):
             for step in ("admit", "step", "step", "release", "inspect"):
                 self.machine.apply(Operation(step, a, b, c))
 
-    for operation in WEIGHTS:
+    for operation in STORE_WEIGHTS if rooms[0].known else WEIGHTS:
 
         def act(self, a, b, c, operation=operation):
             self.machine.apply(Operation(operation, a, b, c))
@@ -59,21 +66,27 @@ def machine_of(name: str) -> type[RuleBasedStateMachine]:
     return Facade
 
 
-def check(name: str, examples: int, steps: int) -> None:
+def check(name: str, rooms: Sequence[Rooms], examples: int, steps: int) -> None:
     run_state_machine_as_test(
-        machine_of(name),
+        machine_of(name, *rooms),
         settings=settings(max_examples=examples, stateful_step_count=steps),
     )
 
 
 def test_any_operations_in_any_order():
-    check("fine", examples=4, steps=20)
+    check("fine", TIERS, examples=4, steps=20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOAKED)
 def test_any_operations_in_any_order_with_every_kind(name):
-    check(name, examples=15, steps=60)
+    check(name, TIERS, examples=15, steps=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SOAKED)
+def test_any_operations_in_any_order_with_a_store(name):
+    check(name, STORES, examples=15, steps=60)
 
 
 def mixed():
@@ -88,7 +101,7 @@ LOADS = {"REGISTERED", "READ", "LATE", "LAYOUT", "DIGEST", "ROOM", "CANCELLED"}
 
 def test_a_seed_in_step():
     """Nothing differs; every operation, every verdict and every load occur."""
-    machine = Machine(fine(), SMALL)
+    machine = begun("fine", SMALL)
     for operation in operations(19, 0, 550):
         machine.apply(operation)
     assert set(machine.counts) == set(WEIGHTS)
@@ -98,9 +111,20 @@ def test_a_seed_in_step():
     assert machine.mismatches > 0
 
 
+def test_a_seed_in_step_with_a_store():
+    """Processes end, and others find what was saved and not damaged."""
+    machine = begun("fine", STORES[0])
+    for operation in operations(2, 0, 300, store=True):
+        machine.apply(operation)
+    assert set(machine.counts) >= {"save", "restart", "spoil", "collect"}
+    assert set(machine.saved) >= {"saved", "there", "merged", "lost"}
+    assert machine.found > 10
+    assert machine.loaded["REGISTERED"] > 10
+
+
 @pytest.mark.slow
 def test_a_seed_in_step_with_blocks_of_two_sizes():
-    machine = Machine(mixed(), SMALL)
+    machine = Machine(mixed(), SMALL.tier)
     for operation in operations(4, 0, 1200):
         machine.apply(operation)
 
@@ -109,7 +133,7 @@ def test_a_run_counts_what_it_did():
     report = soak(fine(), count=100, seed=5)
     assert report.failure is None
     assert (report.operations, report.episodes) == (100, 1)
-    machine = Machine(fine(), TIERS[0])
+    machine = begun("fine", TIERS[0])
     for operation in operations(5, 0, 2000):
         if machine.counts.total() < 100:
             machine.apply(operation)
@@ -120,17 +144,21 @@ def test_a_run_counts_what_it_did():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("store", [False, True])
 @pytest.mark.parametrize("name", SOAKED)
-def test_a_seeded_run_with_every_kind(name):
-    report = soak(SOAKED[name](), count=2000, seed=1, episode_length=500)
+def test_a_seeded_run_with_every_kind(name, store):
+    given = {"count": 2000, "seed": 1, "episode_length": 500, "store": store}
+    report = soak(SOAKED[name](), **given)
     assert report.failure is None
     assert report.operations == 2000
+    assert (report.found > 0, bool(report.saves)) == (store, store)
 
 
 def test_a_seed_gives_the_same_operations():
     assert operations(3, 1, 50) == operations(3, 1, 50)
     assert operations(3, 1, 50) != operations(3, 2, 50)
     assert operations(3, 1, 50) != operations(4, 1, 50)
+    assert operations(3, 1, 50) != operations(3, 1, 50, store=True)
 
 
 def test_claims_that_nobody_checks_are_found_and_made_short(monkeypatch):
@@ -145,10 +173,10 @@ def test_claims_that_nobody_checks_are_found_and_made_short(monkeypatch):
     drawn = report.failure.operations
     assert len(drawn) < 12
     assert "DivergenceError" in report.failure.message
-    tier = report.failure.tier
-    assert replay(fine(), drawn, tier) == report.failure.message
+    rooms = report.failure.rooms
+    assert replay(fine(), drawn, rooms) == report.failure.message
     monkeypatch.undo()
-    assert replay(fine(), drawn, tier) == ""
+    assert replay(fine(), drawn, rooms) == ""
 
 
 def test_too_small_a_point_is_found_as_well(monkeypatch):
@@ -179,6 +207,8 @@ def test_what_cannot_be_soaked_is_refused():
     only_windows = toy.model(FINE[:2], blocks=1)
     with pytest.raises(ValueError, match="No form of this model grows"):
         Machine(only_windows)
+    with pytest.raises(ValueError, match="needs places in a tier"):
+        Machine(fine(), known_grids=4)
     with pytest.raises(ValueError, match="episode_length must be >= 1"):
         soak(fine(), count=1, episode_length=0)
 

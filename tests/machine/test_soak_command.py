@@ -16,6 +16,15 @@ def test_it_runs_and_says_what_it_did(capsys):
     assert "20 operations" in text
     assert "of seed 3" in text
     assert "no difference from the oracle" in text
+    assert "saves:" not in text
+
+
+def test_with_a_store_it_says_what_was_saved(capsys):
+    arguments = ["soak", "--model", "fine", "--operations", "60", "--seed", "3"]
+    assert cli.main([*arguments, "--store"]) == 0
+    text = capsys.readouterr().out
+    assert "saves: " in text
+    assert "from the store" in text
 
 
 def test_a_report_with_a_failure_is_replayed(capsys, tmp_path):
@@ -26,11 +35,11 @@ def test_a_report_with_a_failure_is_replayed(capsys, tmp_path):
     file.write_text(json.dumps(report))
     assert cli.main(["soak", "--replay", str(file)]) == 0
     assert "no failure to replay" in capsys.readouterr().out
-    failure = {"tier": 2, "operations": [["no_such_operation", 1, 2, 3]]}
+    failure = {"rooms": [2, 3], "operations": [["no_such_operation", 1, 2, 3]]}
     report["fine"]["failure"] = failure
     file.write_text(json.dumps(report))
     assert cli.main(["soak", "--replay", str(file)]) == 1
-    failure["operations"] = [["bump", 1, 2, 3]]
+    failure["operations"] = [["bump", 1, 2, 3], ["restart", 1, 2, 3]]
     file.write_text(json.dumps(report))
     assert cli.main(["soak", "--replay", str(file)]) == 0
 

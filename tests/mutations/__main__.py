@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 
-from tests.mutations.mutation_catalogue import MACHINE, MUTATIONS
+from tests.mutations.mutation_catalogue import MACHINE, MUTATIONS, Soaked
 from tests.mutations.mutation_run import (
     OPERATIONS,
     REPOSITORY,
@@ -54,9 +54,9 @@ def main() -> int:
     if arguments.machine:
         count = OPERATIONS if arguments.operations is None else arguments.operations
         seed = SEED if arguments.seed is None else arguments.seed
-        models = {name: MACHINE.get(name, "fine") for name in chosen}
-        for model in sorted(set(models.values())):
-            code, output = run_machine(REPOSITORY, model, count, seed)
+        soaked = {name: MACHINE.get(name, Soaked()) for name in chosen}
+        for how in sorted(set(soaked.values())):
+            code, output = run_machine(REPOSITORY, how, count, seed)
             if code:
                 break
     else:
@@ -68,7 +68,7 @@ def main() -> int:
     verdicts = []
     for name in chosen:
         if arguments.machine:
-            outcome = try_in_machine(known[name], models[name], count, seed)
+            outcome = try_in_machine(known[name], soaked[name], count, seed)
         else:
             outcome = try_one(known[name])
         verdicts.append(outcome.verdict)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from hybridcache_jax.testing.soak.run import TIERS, operations, replay
+from hybridcache_jax.testing.soak.run import operations, replay, rooms_of
 from hybridcache_jax.testing.toy_models import SOAKED
 
 DIFFERS = 3
@@ -26,16 +26,17 @@ def main() -> int:
     parser.add_argument("model", choices=SOAKED)
     parser.add_argument("count", type=int)
     parser.add_argument("seed", type=int)
+    parser.add_argument("--store", action="store_true")
     arguments = parser.parse_args()
     folder = Path.cwd() / ".pytest_cache" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     model = SOAKED[arguments.model]()
+    store = arguments.store
     for episode in range(-(-arguments.count // EPISODE)):
-        drawn = operations(
-            arguments.seed, episode, min(EPISODE, arguments.count - episode * EPISODE)
-        )
-        message = replay(model, drawn, TIERS[episode % len(TIERS)])
+        count = min(EPISODE, arguments.count - episode * EPISODE)
+        drawn = operations(arguments.seed, episode, count, store=store)
+        message = replay(model, drawn, rooms_of(episode, store=store))
         if message:
             print(f"episode {episode}, {' '.join(message.split())}")
             return DIFFERS

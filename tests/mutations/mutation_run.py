@@ -144,13 +144,11 @@ def try_one(mutation) -> Outcome:
     return planted(mutation, check)
 
 
-def try_in_machine(
-    mutation, model: str, count: int = OPERATIONS, seed: int = SEED
-) -> Outcome:
+def try_in_machine(mutation, how, count: int = OPERATIONS, seed: int = SEED) -> Outcome:
     """Applies one mutation to a fresh copy and runs the machine there."""
 
     def check(root: Path) -> tuple[str, str]:
-        code, output = run_machine(root, model, count, seed)
+        code, output = run_machine(root, how, count, seed)
         if code == _DIFFERS:
             return "caught", output.strip().splitlines()[-1][:200]
         if code == 0:
@@ -160,7 +158,8 @@ def try_in_machine(
     return planted(mutation, check)
 
 
-def run_machine(root: Path, model: str, count: int, seed: int) -> tuple[int, str]:
+def run_machine(root: Path, how, count: int, seed: int) -> tuple[int, str]:
     """Runs the machine of a copy: 0 if nothing differed, and its output."""
-    command = ["tests/mutations/machine_soak.py", model, str(count), str(seed)]
+    command = ["tests/mutations/machine_soak.py", how.model, str(count), str(seed)]
+    command += ["--store"] if how.store else []
     return run_python(root, command, _MACHINE_LIMIT)

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.observe.declarations import SaveEnd
+from hybridcache_jax.store.manifest import decode
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.audit import violations
 
@@ -59,6 +61,8 @@ def facts(machine: "Machine") -> None:
         )
     if machine.tier is not None:
         _places(machine)
+    if machine.objects is not None:
+        _objects(machine)
 
 
 def _epochs(
@@ -76,30 +80,58 @@ def _epochs(
 
 
 def _places(machine: "Machine") -> None:
-    tier, outer = machine.tier, machine.oracle.outer
+    tier, own = machine.tier, machine.oracle.tier
     assert tier is not None
     for index, (places, pool) in enumerate(
         zip(tier.places, machine.oracle.pools, strict=True)
     ):
         stage = np.full(len(places.stage), int(Stage.FREE), np.int32)
         first = np.full(len(places.stage), -1, np.int32)
-        for place, block in outer.at[index].items():
+        for place, block in own.at[index].items():
             stage[place], first[place] = block.stage, block.number * pool.size
         _equal(f"tier, pool {index}: stage", places.stage, stage)
         _equal(f"tier, pool {index}: first", places.first, first)
-        machine.same(f"tier, pool {index}: moved", outer.moves[index], {})
+        machine.same(f"tier, pool {index}: moved", own.moves[index], {})
         machine.placed[index] = _epochs(
             f"tier, pool {index}",
             machine.placed[index],
-            outer.at[index],
+            own.at[index],
             places.epoch,
         )
     held = sum(
-        pool.nbytes * block.loadable
-        for pool, blocks in zip(machine.oracle.pools, outer.at, strict=True)
+        pool.nbytes * block.held
+        for pool, blocks in zip(machine.oracle.pools, own.at, strict=True)
         for block in blocks.values()
     )
     machine.same("bytes of the tier", tier.nbytes, held)
+
+
+def _objects(machine: "Machine") -> None:
+    """What lies in the store, what is on its way there, and how that ended."""
+    assert machine.objects is not None
+    records, saves = machine.oracle.records, machine.oracle.saves
+    for folder, want in (("records/", records.records), ("packs/", records.packs)):
+        machine.same(folder, sorted(machine.objects.names(folder)), sorted(want))
+    for name, record in records.records.items():
+        data = machine.objects.objects[name]
+        # The same object means the same bytes.
+        if record.damaged or machine.manifests.get(name) is data:
+            continue
+        machine.manifests[name], found = data, decode(data)
+        places = {
+            (index, block.number): block.pack
+            for index, part in enumerate(found.parts)
+            for block in part.blocks
+        }
+        got = found.start, found.stop, found.age, places
+        want = record.start, len(record.tokens), record.written, record.places
+        machine.same(f"what {name} says", got, want)
+    machine.same("written", records.told, [])
+    machine.same("claimed", machine.oracle.tier.claimed, [[] for _ in records.pools])
+    machine.same("waiting saves", machine.prefixes.saving, len(saves.waiting))
+    for end in SaveEnd:
+        count = machine.registry.value("hybridcache_saves_total", end=end)
+        machine.same(f"saves that ended: {end}", count, saves.ends[end])
 
 
 def reads(machine: "Machine", holder: "Holder", got: np.ndarray) -> None:

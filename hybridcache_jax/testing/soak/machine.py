@@ -1,4 +1,4 @@
-"""A cache, its store, its outer tier and the oracle, in step.
+"""A cache, its claims, its outer tier, a store beyond it and the oracle, in step.
 
 An operation is a name and three numbers, which mean something in every state: any list
 of operations can be run, and so can any part of it.  After every operation all facts
@@ -20,19 +20,21 @@ from hybridcache_jax.cost import CostModel
 from hybridcache_jax.lease import Lease, batch_inputs
 from hybridcache_jax.observe import MemoryRegistry, Metrics
 from hybridcache_jax.offload.loads import Load
-from hybridcache_jax.offload.places import tier_bytes
+from hybridcache_jax.offload.places import places_for, tier_bytes
 from hybridcache_jax.points import Point
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import ReusePolicy, Scope
-from hybridcache_jax.state import HybridCache
+from hybridcache_jax.state import HybridCache, init
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.faults import FaultyTier, InjectedError, Interrupt
 from hybridcache_jax.testing.soak import compare
 from hybridcache_jax.testing.soak.compare import DivergenceError, Occupied
 from hybridcache_jax.testing.soak.operations import OPERATIONS
 from hybridcache_jax.testing.soak.oracle import Oracle
-from hybridcache_jax.testing.soak.oracle.ledger import Expected, Row
+from hybridcache_jax.testing.soak.oracle.ledger import Expected, Row, pools_of
+from hybridcache_jax.testing.soak.oracle.records import Records
+from hybridcache_jax.testing.stores import Inline, MemoryStore
 
 _STREAMS = 3
 
@@ -78,10 +80,12 @@ class Machine:
     Attributes:
       model: the toy.
       width: tokens of one row in one step.
+      objects: the store that outlives the process, if there is one.
+      manifests: of its records, those that were compared.
       tier: the outer tier, if there is one.
       cache: the newest value.
-      prefixes: its store.
-      registry: what the store counts.
+      prefixes: its claims.
+      registry: what they count.
       oracle: what all of them must be.
       identities: producers; the first two differ in weights, the third is a tenant's,
         the last one is not complete.
@@ -102,20 +106,30 @@ class Machine:
       loaded: what became of loads, once per poll: by stage how they ended,
         ``REGISTERED`` if they came; ``ROOM`` for one that waits for free blocks,
         ``LATE`` for one that waits for what is still on its way.
+      found: plans for which something of the store was claimed.
       tokens: tokens run.
     """
 
-    def __init__(self, model: toy.Model, tier_grids: int = 0, width: int = 8):
-        """An empty cache and an empty store.
+    def __init__(
+        self,
+        model: toy.Model,
+        tier_grids: int = 0,
+        width: int = 8,
+        known_grids: int = 0,
+    ):
+        """An empty cache, no claims, and an empty store.
 
         Args:
           model: the toy; with a forward pass of its own only verdicts and facts are
             compared, for its values are unknown.
           tier_grids: grid units of every form that an outer tier holds; 0 for no tier.
           width: tokens of one row in one step.
+          known_grids: grid units besides, of which the tier has places for what lies in
+            a store; 0 for no store.
 
         Raises:
-          ValueError: for a model without a form that grows with the history.
+          ValueError: for a model without a form that grows with the history, or a store
+            without a tier.
         """
         base = model.identity
         self.model, self.width = model, width
@@ -125,19 +139,54 @@ class Machine:
             base.within("tenant"),
             dataclasses.replace(base, weights=""),
         )
-        self.tier = _tier(model, tier_grids) if tier_grids else None
+        if known_grids and not tier_grids:
+            raise ValueError("What a store has needs places in a tier; give it one.")
+        self._grids = tier_grids, known_grids
+        self.objects = Written() if known_grids else None
+        self.manifests: dict[str, bytes] = {}
+        self._records = Records(pools_of(model), model.grid) if known_grids else None
+        self.counts: collections.Counter = collections.Counter()
+        self.verdicts: collections.Counter = collections.Counter()
+        self.loaded: collections.Counter = collections.Counter()
+        self._saved: collections.Counter = collections.Counter()
+        self.tokens = self.origins = self.found = 0
+        self.identity = 0
+        self._begin()
+        random = np.random.default_rng(11)
+        shape = (_STREAMS, model.max_length + width)
+        self.streams: list[list[int]] = random.integers(0, toy.VOCAB, shape).tolist()
+
+    @property
+    def saved(self) -> collections.Counter:
+        """Saves by how they ended, in all processes."""
+        return self._saved + self.oracle.saves.ends
+
+    def restart(self) -> None:
+        """The process ends; another one has nothing but what lies in the store."""
+        self._saved = self.saved
+        self._begin()
+
+    def _begin(self) -> None:
+        model, (grids, known) = self.model, self._grids
+        self.tier = None
+        if grids:
+            budget = tier_bytes(model.plan, grids, known)
+            self.tier = FaultyTier(
+                model.plan, budget=budget, known_tokens=known * model.grid
+            )
         places = self.tier.places if self.tier else ()
-        capacity = [len(table.stage) for table in places]
-        self.oracle = Oracle(model, capacity, lambda: int(self.cache.clock))
+        self.oracle = Oracle(
+            model,
+            [len(table.stage) for table in places],
+            places_for(model.plan, grids),
+            lambda: int(self.cache.clock),
+            self._records,
+        )
         if not self.oracle.prunes:
             raise ValueError(
                 "No form of this model grows with the history: a replay rebuilds all "
                 "of it, nothing is ever lost; give it a layer with global entries."
             )
-        self.counts: collections.Counter = collections.Counter()
-        self.verdicts: collections.Counter = collections.Counter()
-        self.loaded: collections.Counter = collections.Counter()
-        self.tokens = self.origins = 0
         self.registry = MemoryRegistry()
         self.prefixes = PrefixCache(
             model.plan,
@@ -145,15 +194,17 @@ class Machine:
             policy=ReusePolicy(Scope.NAMESPACE, shadow_share=1.0),
             metrics=Metrics(self.registry),
             tier=self.tier,
+            store=self.objects,
+            executor=Inline() if self.objects is not None else None,
             at=lambda point: self._interrupt(point),
         )
         self.prefixes.cost = CostModel(*self.oracle.store.rates)
-        self.cache = model.empty
+        # What is loaded before the first step donates the cache; the model's is shared.
+        self.cache = model.empty if self.objects is None else init(model.plan)
         self.occupied = [
             Occupied({}, np.asarray(table.epoch)) for table in self.cache.tables
         ]
         self.placed = [Occupied({}, table.epoch.copy()) for table in places]
-        self.identity = 0
         self.scopes = [Scope.NAMESPACE] * len(self.identities)
         self.generations = [0] * len(self.identities)
         self.mismatches = 0
@@ -164,9 +215,6 @@ class Machine:
         self.void: Lease | None = None
         self._interrupt: Callable[[Point], None] = _go_on
         self._record_moves()
-        random = np.random.default_rng(11)
-        shape = (_STREAMS, model.max_length + width)
-        self.streams: list[list[int]] = random.integers(0, toy.VOCAB, shape).tolist()
 
     def apply(self, operation: Operation) -> bool:
         """Runs one operation on the library and on the oracle.
@@ -180,12 +228,12 @@ class Machine:
         Raises:
           DivergenceError: if the library did something else than the oracle.
         """
-        before = self.cache
+        before, process = self.cache, self.prefixes
         done = OPERATIONS[operation.name](self, *operation[1:])
         if done:
             self.counts[operation.name] += 1
             compare.facts(self)
-        if int(before.stamp) != int(self.cache.stamp):
+        if process is self.prefixes and int(before.stamp) != int(self.cache.stamp):
             self.older = before
         return done
 
@@ -331,8 +379,8 @@ class Machine:
         return [np.asarray(table.used).tolist() for table in self.cache.tables]
 
     def _record_moves(self) -> None:
-        """The oracle is told which place what moved was handed."""
-        index, moves = self.prefixes._index, self.oracle.outer.moves
+        """The oracle is told which places and names were handed out."""
+        index, moves = self.prefixes._index, self.oracle.tier.moves
         move = index.move
 
         def recorded(pool, old, new):
@@ -340,11 +388,36 @@ class Machine:
             move(pool, old, new)
 
         index.move = recorded
+        if self.objects is None:
+            return
+        tier, told = self.tier, self.oracle.tier.claimed
+        assert tier is not None
+        claim = tier.claim
+
+        def claimed(pool, *wanted, **facts):
+            places = claim(pool, *wanted, **facts)
+            told[pool] += places.tolist()
+            return places
+
+        tier.claim = claimed
+        self.objects.names_written = self.oracle.records.told
 
 
-def _tier(model: toy.Model, grids: int) -> FaultyTier:
-    """A tier with room for what so many grid units keep."""
-    return FaultyTier(model.plan, budget=tier_bytes(model.plan, grids))
+@dataclasses.dataclass
+class Written(MemoryStore):
+    """A store that tells the names of the records and packs that are written.
+
+    Attributes:
+      names_written: in order.
+    """
+
+    names_written: list[str] = dataclasses.field(default_factory=list)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See ``PrefixStore``."""
+        super().put(name, data)
+        if name.startswith(("records/", "packs/")):
+            self.names_written.append(name)
 
 
 def _go_on(point: Point) -> None:

@@ -1,8 +1,9 @@
 """Long runs of random operations; a failing one is made short enough to read.
 
 A run is cut into episodes, each from an empty cache: by turns with an outer tier that
-has some room, without one, with a roomy one and with a tight one.  The operations of an
-episode follow from the run's seed and the episode's number alone.
+has some room, without one, with a roomy one and with a tight one; in a run with a store
+each also with an empty one.  The operations of an episode follow from the run's seed,
+the episode's number and whether there is a store.
 """
 
 import collections
@@ -10,16 +11,33 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridcache_jax.testing.soak.machine import Machine, Operation
-from hybridcache_jax.testing.soak.operations import WEIGHTS
+from hybridcache_jax.testing.soak.operations import STORE_WEIGHTS, WEIGHTS
 from hybridcache_jax.testing.toy import Model
 
 _LARGEST = 2**16
 
-TIERS = (12, 0, 48, 4)
-"""Grid units of every form in the outer tier, by turns."""
+
+class Rooms(NamedTuple):
+    """What is beyond the device in an episode.
+
+    Attributes:
+      tier: grid units of every form that the outer tier holds; 0 for none.
+      known: grid units besides, of which it has places for what lies in a store; 0 for
+        no store.
+    """
+
+    tier: int = 0
+    known: int = 0
+
+
+TIERS = (Rooms(12), Rooms(0), Rooms(48), Rooms(4))
+"""By turns, in a run without a store."""
+
+STORES = (Rooms(12, 24), Rooms(48, 48), Rooms(1, 8), Rooms(4, 12), Rooms(2, 64))
+"""By turns, in a run with one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +46,13 @@ class Failure:
 
     Attributes:
       episode: number of the episode.
-      tier: grid units of its outer tier; 0 for none.
+      rooms: what was beyond the device.
       message: what differed.
       operations: as few as were found; the last one fails.
     """
 
     episode: int
-    tier: int
+    rooms: Rooms
     message: str
     operations: tuple[Operation, ...]
 
@@ -53,6 +71,8 @@ class SoakReport:
       loads: what became of loads, once per poll: by stage how they ended,
         ``REGISTERED`` if they came; ``ROOM`` for one that waits for free blocks,
         ``LATE`` for one that waits for what is still on its way.
+      saves: how saves to the store ended.
+      found: plans for which something in the store was claimed.
       tokens: tokens run.
       seconds: wall time.
       failure: the first one, or None.
@@ -65,6 +85,8 @@ class SoakReport:
     verdicts: dict[str, int]
     origins: int
     loads: dict[str, int]
+    saves: dict[str, int]
+    found: int
     tokens: int
     seconds: float
     failure: Failure | None
@@ -79,16 +101,20 @@ class SoakReport:
         return {**dataclasses.asdict(self), "operations": self.operations}
 
 
-def operations(seed: int, episode: int, count: int) -> list[Operation]:
+def operations(
+    seed: int, episode: int, count: int, *, store: bool = False
+) -> list[Operation]:
     """The operations of one episode.
 
     Args:
       seed: of the run.
       episode: number of the episode.
       count: how many.
+      store: whether there is a store.
     """
     draw = random.Random(f"{seed}/{episode}")
-    names = draw.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
+    weights = STORE_WEIGHTS if store else WEIGHTS
+    names = draw.choices(list(weights), list(weights.values()), k=count)
     return [
         Operation(name, *(draw.randrange(_LARGEST) for _ in range(3))) for name in names
     ]
@@ -100,6 +126,7 @@ def soak(
     count: int,
     seed: int = 0,
     episode_length: int = 2000,
+    store: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> SoakReport:
     """Runs random operations until so many did something, or one failed.
@@ -113,6 +140,8 @@ def soak(
       count: operations.
       seed: any integer.
       episode_length: operations drawn from each empty cache.
+      store: whether there is a store: what is published is saved, processes end and
+        others begin, objects are damaged, house-keeping runs.
       on_progress: told ``(done, count)`` after every episode.
 
     Raises:
@@ -123,19 +152,23 @@ def soak(
     counts: collections.Counter = collections.Counter()
     verdicts: collections.Counter = collections.Counter()
     loads: collections.Counter = collections.Counter()
-    begin, tokens, origins, episode, failure = time.perf_counter(), 0, 0, 0, None
+    saves: collections.Counter = collections.Counter()
+    begin, episode, failure = time.perf_counter(), 0, None
+    tokens = origins = found = 0
     while counts.total() < count and failure is None:
-        drawn = operations(seed, episode, episode_length)
-        tier = TIERS[episode % len(TIERS)]
-        machine, message, done = _play(model, drawn, tier, count - counts.total())
+        drawn = operations(seed, episode, episode_length, store=store)
+        rooms = rooms_of(episode, store=store)
+        machine, message, done = _play(model, drawn, rooms, count - counts.total())
         counts += machine.counts
         verdicts += machine.verdicts
         loads += machine.loaded
+        saves += machine.saved
+        found += machine.found
         origins += machine.origins
         tokens += machine.tokens
         if message:
-            short = shrink(model, drawn[:done], tier)
-            failure = Failure(episode, tier, replay(model, short, tier), tuple(short))
+            short = shrink(model, drawn[:done], rooms)
+            failure = Failure(episode, rooms, replay(model, short, rooms), tuple(short))
         episode += 1
         if on_progress is not None:
             on_progress(counts.total(), count)
@@ -147,40 +180,50 @@ def soak(
         verdicts=dict(verdicts),
         origins=origins,
         loads=dict(loads),
+        saves=dict(saves),
+        found=found,
         tokens=tokens,
         seconds=time.perf_counter() - begin,
         failure=failure,
     )
 
 
-def replay(model: Model, drawn: Sequence[Operation], tier: int = 0) -> str:
+def rooms_of(episode: int, *, store: bool = False) -> Rooms:
+    """What is beyond the device in an episode of a run."""
+    rooms = STORES if store else TIERS
+    return rooms[episode % len(rooms)]
+
+
+def replay(model: Model, drawn: Sequence[Operation], rooms: Rooms = Rooms()) -> str:
     """Runs operations from an empty cache.
 
     Args:
       model: the toy.
       drawn: the operations.
-      tier: grid units of its outer tier; 0 for none.
+      rooms: what is beyond the device.
 
     Returns:
       What differed from the oracle or was raised; empty if nothing.
     """
-    return _play(model, drawn, tier, len(drawn))[1]
+    return _play(model, drawn, rooms, len(drawn))[1]
 
 
-def shrink(model: Model, drawn: Sequence[Operation], tier: int = 0) -> list[Operation]:
+def shrink(
+    model: Model, drawn: Sequence[Operation], rooms: Rooms = Rooms()
+) -> list[Operation]:
     """Leaves out what is not needed for a failure, half by half, then one by one.
 
     Args:
       model: the toy.
       drawn: operations that fail; any part of them can be run.
-      tier: grid units of the outer tier; 0 for none.
+      rooms: what is beyond the device.
     """
     left, size = list(drawn), len(drawn) // 2
     while size:
         at = 0
         while at < len(left):
             rest = left[:at] + left[at + size :]
-            done = _play(model, rest, tier, len(rest))
+            done = _play(model, rest, rooms, len(rest))
             if done[1]:
                 left = rest[: done[2]]
             else:
@@ -190,10 +233,10 @@ def shrink(model: Model, drawn: Sequence[Operation], tier: int = 0) -> list[Oper
 
 
 def _play(
-    model: Model, drawn: Sequence[Operation], tier: int, limit: int
+    model: Model, drawn: Sequence[Operation], rooms: Rooms, limit: int
 ) -> tuple[Machine, str, int]:
     """The machine, what went wrong, and how many operations were begun."""
-    machine = Machine(model, tier)
+    machine = Machine(model, rooms.tier, known_grids=rooms.known)
     for begun, operation in enumerate(drawn, start=1):
         try:
             machine.apply(operation)

@@ -11,6 +11,7 @@ from .keeping import KEEPING
 from .kernels import KERNELS
 from .leases import LEASES
 from .numbers import NUMBERS
+from .record import Soaked
 from .replays import REPLAYS
 from .retention import RETENTION
 from .saves import SAVES
@@ -75,10 +76,20 @@ MACHINE = {
             "epoch-not-compared",
             "claims-of-a-cut-publication-stay",
         ),
-        "fine",
+        Soaked(),
     ),
     # What only models with open compression blocks can show.
-    "halo-forgotten": "csa",
+    "halo-forgotten": Soaked("csa"),
+    **dict.fromkeys(
+        (
+            "records-not-given-up",
+            "saves-outlive-their-scope",
+            "damaged-packs-asked-again",
+            "requests-share-records",
+            "loads-forget-where-blocks-lie",
+            "claims-not-checked-before-a-save",
+        ),
+        Soaked(store=True),
+    ),
 }
-"""Names of those that random operations find, without any test for them, and the model
-that they are found with."""
+"""Names of those that random operations find, without any test for them, and how."""

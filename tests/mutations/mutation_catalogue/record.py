@@ -1,6 +1,7 @@
 """What a planted mistake is, and the tests that several of them are caught by."""
 
 import dataclasses
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,18 @@ class Mutation:
     breaks: str
     tests: tuple[str, ...]
     package: str = "hybridcache_jax"
+
+
+class Soaked(NamedTuple):
+    """How the machine is run that finds a mistake.
+
+    Attributes:
+      model: with which toy.
+      store: whether there is a store.
+    """
+
+    model: str = "fine"
+    store: bool = False
 
 
 VALIDATE = ("tests/core/test_validate.py",)

@@ -83,4 +83,28 @@ SAVES = (
         "what came from the store is lost when it is evicted",
         (_SAVED + "test_what_is_longer_than_host_memory_comes_back_from_the_store",),
     ),
+    Mutation(
+        "damaged-copies-are-saved",
+        "offload/whereabouts.py",
+        "            and payload.holds_what_it_says()\n",
+        "",
+        "a block that was damaged in host memory gets a new digest",
+        (_SAVED + "test_a_block_that_was_damaged_in_host_memory_is_not_saved",),
+    ),
+    Mutation(
+        "packs-refused-for-ever",
+        "offload/whereabouts.py",
+        "        self._tier.refused.discard(pack)\n",
+        "        pass\n",
+        "what was computed anew is saved again and again",
+        (_SAVED + "test_what_was_computed_anew_counts_again_in_the_same_process",),
+    ),
+    Mutation(
+        "records-of-refused-packs",
+        "offload/saves.py",
+        "if place.pack in self._whereabouts.refused:",
+        "if False:",
+        "a record names what is known to be damaged",
+        (_SAVED + "test_a_record_names_no_pack_of_which_a_load_failed_meanwhile",),
+    ),
 )

@@ -10,6 +10,7 @@ anything to do.
 ``tier``       loads from the outer tier, and what goes wrong with them
 ``rollout``    producers, reuse scopes, shadow runs
 ``misuse``     what must be refused, and audits
+``store``      saves to a store, other processes on it, damage, house-keeping
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from hybridcache_jax.testing.soak.operations import (
     rollout,
     sequences,
     serving,
+    store,
     tier,
 )
 
@@ -59,12 +61,24 @@ _DRAWN: tuple[tuple[Callable[[Any, int, int, int], bool], int], ...] = (
     (misuse.inspect, 8),
 )
 
+_OF_A_STORE: tuple[tuple[Callable[[Any, int, int, int], bool], int], ...] = (
+    (store.save, 12),
+    (store.restart, 4),
+    (store.spoil, 4),
+    (store.collect, 4),
+)
+
 OPERATIONS: Mapping[str, Callable[[Any, int, int, int], bool]] = MappingProxyType(
-    {operation.__name__: operation for operation, _ in _DRAWN}
+    {operation.__name__: operation for operation, _ in (*_DRAWN, *_OF_A_STORE)}
 )
 """By name."""
 
 WEIGHTS: Mapping[str, int] = MappingProxyType(
     {operation.__name__: weight for operation, weight in _DRAWN}
 )
-"""How often each is drawn in relation to the others."""
+"""How often each is drawn in relation to the others, where there is no store."""
+
+STORE_WEIGHTS: Mapping[str, int] = MappingProxyType(
+    WEIGHTS | {operation.__name__: weight for operation, weight in _OF_A_STORE}
+)
+"""How often each is drawn where there is one."""

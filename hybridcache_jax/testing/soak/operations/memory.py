@@ -135,7 +135,7 @@ def cut_short(m: "Machine", a: int, b: int, c: int) -> bool:
         return False
     lease, row = holder.lease, holder.row
     stored = is_current(m, row.who) and m.oracle.store.publish(
-        row, finished=b % 2 > 0, keep=False
+        row, finished=b % 2 > 0, keep=False, marked=b % 2 > 0
     )
     if b % 2:
         point, call = Point.RELEASE_PUBLISHED, m.prefixes.release

@@ -50,7 +50,7 @@ def end_request(m: "Machine", a: int, b: int, c: int) -> bool:
     plan, expected, _ = m.plans[a % len(m.plans)]
     m.prefixes.end_request(plan)
     if expected.who.owner.startswith("request"):
-        m.oracle.store.drop(lambda who: who == expected.who)
+        m.oracle.drop(lambda who: who == expected.who)
     return True
 
 
@@ -101,9 +101,11 @@ def shadow(m: "Machine", a: int, b: int, c: int) -> bool:
 
 def _moved(m: "Machine", producer: int, scope: Scope) -> None:
     """The oracle forgets what was stored in the scope of before."""
+    if scope < m.scopes[producer]:
+        m.oracle.records.give_up(producer)
     m.scopes[producer] = scope
     m.generations[producer] += 1
-    m.oracle.store.drop(lambda who: PRODUCER[who.identity] == producer)
+    m.oracle.drop(lambda who: who.producer == producer)
 
 
 def _cold_row(

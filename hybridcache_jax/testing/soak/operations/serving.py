@@ -160,7 +160,8 @@ def stored_for(
     m: "Machine", number: int, request: str, session: str
 ) -> list[tuple[int, ...]]:
     """The prefixes that somebody finds."""
-    return m.oracle.store.prefixes(who_asks(m, number, request, session))
+    who = who_asks(m, number, request, session)
+    return m.oracle.store.prefixes(who) + m.oracle.records.prefixes(who)
 
 
 def planned(
@@ -172,6 +173,18 @@ def planned(
     )
     who = who_asks(m, number, request, session)
     expected = m.oracle.store.expected(who, prompt)
+    last = max(len(prompt) - 1, 0)
+    whole = last - last % m.model.grid
+    waits = expected.verdict in (Verdict.RESUMABLE, Verdict.NEEDS_IO)
+    # What can be had already is not looked up.
+    if (
+        m.objects is not None
+        and who.outlives
+        and not (waits and expected.point >= whole)
+        and m.oracle.discover(who, prompt[:whole])
+    ):
+        m.found += 1
+        expected = m.oracle.store.expected(who, prompt)
     m.verdicts[plan.verdict.name] += 1
     m.origins += bool(plan.kept)
     what = f"plan for {prompt} of {who}"
@@ -202,6 +215,8 @@ def who_asks(m: "Machine", number: int, request: str, session: str) -> Who:
         shares=m.identities[number].complete
         and scope != Scope.OFF
         and not (scope in owners and not owner),
+        producer=producer,
+        scope=scope,
     )
 
 

@@ -16,7 +16,7 @@ from hybridcache_jax.testing.soak.operations.serving import (
     is_current,
     matched,
 )
-from hybridcache_jax.testing.soak.oracle.outer import CutError, Fault
+from hybridcache_jax.testing.soak.oracle.outer import CutError, Fault, Reads
 from hybridcache_jax.testing.soak.oracle.plans import Rates
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def poll(m: "Machine", a: int, b: int, c: int) -> bool:
     """Every load goes as far as it does, with something going wrong or not."""
     if m.tier is None or m.oracle.blocks.evicting():
         return False
-    _polled(m, _fault(b, c), b)
+    polled(m, _fault(b, c), b)
     return True
 
 
@@ -69,7 +69,7 @@ def wait(m: "Machine", a: int, b: int, c: int) -> bool:
     if planned.expected.verdict == Verdict.NEEDS_IO:
         _ask(m, planned, 0)
         rows = crowd(m, a) if c // 1024 % 3 == 0 else []
-        _polled(m, _fault(b // 32, c // 32), b)
+        polled(m, _fault(b // 32, c // 32), b)
         for holder in rows:
             give_back(m, holder, store=True)
         planned = matched(m, a, b, c, again=True)
@@ -135,7 +135,8 @@ def _fault(b: int, c: int) -> Fault:
     )[c % 9]
 
 
-def _polled(m: "Machine", fault: Fault, b: int) -> None:
+def polled(m: "Machine", fault: Fault, b: int = 0) -> None:
+    """A poll with something going wrong or not; every report must be the oracle's."""
     assert m.tier is not None
     ages, now = m.ages(), int(m.cache.clock)
     m.tier.delay(fault.late)
@@ -157,14 +158,22 @@ def _polled(m: "Machine", fault: Fault, b: int) -> None:
     m.tier.delay(0)
     m.tier.fail(None)
     m.tier.damage(None)
+    reads = Reads(fault)
     try:
-        results = m.oracle.outer.poll(now, fault, lambda want: evict_for(m, want, ages))
+        results = m.oracle.outer.poll(now, reads, lambda want: evict_for(m, want, ages))
     except CutError:
         m.same("a poll dies", died, True)
         return
+    m.oracle.saves.step(reads)
     m.same("a poll dies", died, False)
     got = [(r.load.number, r.stage, r.failed) for r in reports or ()]
     m.same("reports of loads", got, [tuple(result) for result in results])
+    for report in reports or ():
+        # One that is held up lets go of what came from the store; here it gives up.
+        number, waits = report.load.number, report.stage == LoadStage.ROOM
+        if waits and m.oracle.outer.comes_from_store(number):
+            m.oracle.outer.cancel(number)
+            m.prefixes.cancel(report.load)
     for result in results:
         late = result.stage == LoadStage.READ and not result.failed
         m.loaded["LATE" if late else result.stage.name] += 1

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from hybridcache_jax.codes import Stage, Verdict
 from hybridcache_jax.retention import Keep, Retention
+from hybridcache_jax.rollout import Scope
 from hybridcache_jax.testing.toy import Model
 from hybridcache_jax.testing.toy_kinds import GROWING, Kind
 
@@ -94,12 +95,21 @@ class Who(NamedTuple):
       owner: the request or session, where reuse stops at it.
       generation: changes of the producer's reuse scope so far.
       shares: whether anything is stored for it at all.
+      producer: number of the producer, whatever its namespace.
+      scope: how widely it is reused.
     """
 
     identity: int
     owner: str
     generation: int
     shares: bool
+    producer: int
+    scope: Scope
+
+    @property
+    def outlives(self) -> bool:
+        """Whether what is stored for it is saved; a request ends with the process."""
+        return self.shares and self.scope > Scope.REQUEST
 
 
 @dataclasses.dataclass(eq=False)
@@ -116,6 +126,8 @@ class Block:
       tokens: the whole prefix up to its end; empty while it is being written.
       id: its place in the pool or in the tier; -1 until it was read from there.
       used: in the tier, when it was last in use.
+      held: in the tier, whether its memory has it.
+      pack: where it lies in the store, too; empty if it does not.
       sites: lists and places in them where it was claimed; rows that part within a
         grid unit share its first blocks, so there may be several.
     """
@@ -129,6 +141,8 @@ class Block:
     tokens: tuple[int, ...] = ()
     id: int = -1
     used: int = 0
+    held: bool = False
+    pack: str = ""
     sites: "list[tuple[list[Block | None], int]]" = dataclasses.field(
         default_factory=list
     )
@@ -151,7 +165,9 @@ class Block:
     def moved(self, stage: Stage, place: int) -> "Block":
         """The same content elsewhere: claims lead there, and nothing else does."""
         sites = [(claims, at) for claims, at in self.sites if claims[at] is self]
-        other = dataclasses.replace(self, stage=stage, id=place, pins=0, sites=sites)
+        other = dataclasses.replace(
+            self, stage=stage, id=place, pins=0, held=False, sites=sites
+        )
         for claims, at in sites:
             claims[at] = other
         return other

@@ -1,8 +1,4 @@
-"""The outer tier as the oracle has it: what lies there, and what is asked back.
-
-A block that moves out becomes another object, with the place it was handed there; so
-does one that comes back.  Which places those are is told by the machine.
-"""
+"""What is asked back from the outer tier, as the oracle has it."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +9,8 @@ from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing.soak.oracle.blocks import Blocks
 from hybridcache_jax.testing.soak.oracle.ledger import Block, Expected, Who
+from hybridcache_jax.testing.soak.oracle.records import Records
+from hybridcache_jax.testing.soak.oracle.tier import Tier
 
 
 class Fault(NamedTuple):
@@ -73,77 +71,44 @@ class CutError(Exception):
 
 
 class Outer:
-    """The tier, and the loads from it.
+    """The loads from the tier, and what they protect.
 
     Attributes:
-      at: per pool, the blocks that lie there by place.
+      tier: what lies there.
       waiting: loads by number, until they fail, are given up or are acquired.
-      moves: per pool, where the cache moved what, by what claims call the places.
     """
 
-    def __init__(self, blocks: Blocks, capacity: Sequence[int], now: Callable[[], int]):
-        """An empty tier; without capacity there is none."""
-        self._blocks, self._capacity, self._now = blocks, capacity, now
-        self.at: list[dict[int, Block]] = [{} for _ in capacity]
+    def __init__(
+        self, blocks: Blocks, tier: Tier, records: Records, now: Callable[[], int]
+    ):
+        """Nothing is asked back.
+
+        Args:
+          blocks: of the device.
+          tier: what lies there.
+          records: the store that it reads.
+          now: tells the clock.
+        """
+        self._blocks, self.tier, self._records, self._now = blocks, tier, records, now
         self.waiting: dict[int, Waiting] = {}
-        self.moves: list[dict[int, int]] = [{} for _ in capacity]
         self._staged: set[Block] = set()
-        self._asked = self._clock = 0
+        # What was read from the store before it was asked for: whether it is good.
+        self._coming: dict[tuple[int, int, str], bool] = {}
+        self._asked = 0
 
-    # What lies there.
-
-    def take(self, going: Sequence[Block]) -> None:
-        """Blocks of one pool move out, as far as there is room."""
-        for block in going:
-            if self._make_place(block.pool):
-                away = block.moved(
-                    Stage.ON_DISK, self._moved(block, block.id) - self._first(block)
-                )
-                self._clock += 1
-                away.used = self._clock
-                self.at[block.pool][away.id] = away
-
-    def forget(self, named: set[Block]) -> None:
-        """What nothing claims is dropped; what was set aside stays."""
-        for held in self.at:
-            for block in list(held.values()):
-                if block.loadable and block not in named:
-                    self._drop(block)
-
-    def protected(self, pool: int) -> set[int]:
-        """Places on the device that the plan of a load needs that is not over."""
-        loads, now = self.waiting.values(), self._now()
-        return {n for load in loads if not load.over(now) for n in load.keep[pool]}
-
-    def _make_place(self, pool: int) -> bool:
-        """Drops the longest unused if it must; whether there is a place now."""
-        held = self.at[pool]
-        if len(held) < self._capacity[pool]:
-            return True
-        needed = {
+    def needed(self, pool: int) -> set[int]:
+        """Places of the tier that a load will read that is not over."""
+        return {
             block.id
             for load in self.waiting.values()
             if not load.registered and not load.over(self._now())
             for block in load.places[pool]
         }
-        free = [block for n, block in held.items() if n not in needed]
-        if free:
-            self._drop(min(free, key=lambda b: (b.loadable, b.used, -b.number)))
-        return bool(free)
 
-    def _drop(self, block: Block) -> None:
-        block.stage = Stage.FREE
-        del self.at[block.pool][block.id]
-
-    def _moved(self, block: Block, name: int) -> int:
-        """Where the cache moved it; -1, which is found out, if it did not."""
-        return self.moves[block.pool].pop(name, -1)
-
-    def _first(self, block: Block) -> int:
-        """What claims call the first place of its pool."""
-        return self._blocks.pools[block.pool].count + 1
-
-    # What is asked back.
+    def protected(self, pool: int) -> set[int]:
+        """Places on the device that the plan of a load needs that is not over."""
+        loads, now = self.waiting.values(), self._now()
+        return {n for load in loads if not load.over(now) for n in load.keep[pool]}
 
     def ask(self, plan: Expected, deadline: int) -> int:
         """A load of what a plan needs from the tier; its number."""
@@ -162,12 +127,18 @@ class Outer:
                     load.keep[-1].add(block.id)
         self.waiting[load.number] = load
         self._asked += 1
+        self._expect(_each(load.places))
         return load.number
 
     def cancel(self, number: int) -> None:
         """Gives a load up."""
         self.waiting.pop(number, None)
         self._unstage()
+
+    def comes_from_store(self, number: int) -> bool:
+        """Whether something of a load has to be read from the store."""
+        places = self.waiting[number].places
+        return any(block.pack and not block.held for block in _each(places))
 
     def give_up(self, gone: Callable[[Who], bool]) -> None:
         """What was asked back for some is of no use any more."""
@@ -194,13 +165,13 @@ class Outer:
             del self.waiting[load.number]
 
     def poll(
-        self, now: int, fault: Fault, make_room: Callable[[list[int]], Any]
+        self, now: int, reads: "Reads", make_room: Callable[[list[int]], Any]
     ) -> list[Result]:
         """Takes every load as far as it goes.
 
         Args:
           now: the clock.
-          fault: what goes wrong.
+          reads: with what goes wrong.
           make_room: evicts until so many blocks are free per pool, if it can.
 
         Returns:
@@ -209,7 +180,7 @@ class Outer:
         Raises:
           CutError: if the fault says so.
         """
-        results, ready, tier = [], [], _Reads(fault)
+        results, ready = [], []
         for load in list(self.waiting.values()):
             if load.over(now):
                 results.append(_ended(load))
@@ -217,7 +188,7 @@ class Outer:
                 continue
             if load.registered:
                 continue
-            result = self._fetched(load, tier)
+            result = self._fetched(load, reads)
             if result is None:
                 ready.append(load)
                 continue
@@ -225,11 +196,11 @@ class Outer:
             if result.failed:
                 del self.waiting[load.number]
         if ready:
-            tier.cut(Point.LOAD_VERIFIED)
+            reads.cut(Point.LOAD_VERIFIED)
             make_room(
                 [
                     len({b for load in ready for b in load.places[pool]})
-                    for pool in range(len(self.at))
+                    for pool in range(len(self.tier.at))
                 ]
             )
             # What nothing claims any more went with what made room.
@@ -242,26 +213,43 @@ class Outer:
         self._unstage()
         return results
 
-    def _fetched(self, load: Waiting, tier: "_Reads") -> Result | None:
+    def _fetched(self, load: Waiting, reads: "Reads") -> Result | None:
         """Reads what has not come yet; None once all of it is good."""
         late = False
-        for block in _each(load.places):
-            if not block.loadable:
-                return Result(load.number, LoadStage.READ, True)
-            if block in self._staged:
-                continue
-            self._clock += 1
-            block.used = self._clock
-            stage, sets_aside = tier.read()
-            if sets_aside:
-                block.stage = Stage.QUARANTINED
-            if stage is not None:
-                return Result(load.number, stage, True)
-            if tier.was_late:
-                late = True
-            else:
-                self._staged.add(block)
+        for places in load.places:
+            self._expect(block for block in places if block not in self._staged)
+            for block in places:
+                if not block.loadable:
+                    return Result(load.number, LoadStage.READ, True)
+                if block in self._staged:
+                    continue
+                self.tier.touch(block)
+                if not self._came(block):
+                    stage, sets_aside = LoadStage.READ, True
+                else:
+                    stage, sets_aside = reads.read()
+                if sets_aside:
+                    self.tier.quarantine(block)
+                if stage is not None:
+                    return Result(load.number, stage, True)
+                if reads.was_late:
+                    late = True
+                else:
+                    self._staged.add(block)
         return Result(load.number, LoadStage.READ, False) if late else None
+
+    def _expect(self, blocks: Iterable[Block]) -> None:
+        """What lies in the store alone is read there, as it is now."""
+        for block in blocks:
+            if block.pack and not block.held:
+                key = block.pool, block.number, block.pack
+                good = self._records.packs.get(block.pack, False)
+                self._coming.setdefault(key, good)
+
+    def _came(self, block: Block) -> bool:
+        """Whether what is read is the block, if it lies in the store alone."""
+        self._expect([block])
+        return block.held or self._coming.pop((block.pool, block.number, block.pack))
 
     def _registered(self, load: Waiting) -> Result:
         """Puts what was read in place, if there is room."""
@@ -271,11 +259,11 @@ class Outer:
         ):
             return Result(load.number, LoadStage.ROOM, False)
         for block in list(_each(load.places)):
-            name = self._first(block) + block.id
-            here = block.moved(Stage.SEALED, self._moved(block, name))
+            name = self.tier.first(block) + block.id
+            here = block.moved(Stage.SEALED, self.tier.moved(block, name))
             here.kept = True
             self._blocks.take_in(here)
-            self._drop(block)
+            self.tier.drop(block)
             for other in self.waiting.values():
                 if block in other.places[block.pool]:
                     other.places[block.pool].remove(block)
@@ -285,37 +273,51 @@ class Outer:
 
     def _unstage(self) -> None:
         """Lets go of what no load waits for."""
-        self._staged &= {
+        wanted = {
             block
             for load in self.waiting.values()
             if not load.registered
             for block in _each(load.places)
         }
+        self._staged &= wanted
+        keys = {(b.pool, b.number, b.pack) for b in wanted - self._staged}
+        for key in self._coming.keys() - keys:
+            del self._coming[key]
 
 
-class _Reads:
-    """The reads of one poll, with their fault."""
+class Reads:
+    """The reads of one poll, with their fault.
+
+    Attributes:
+      fault: what goes wrong.
+      was_late: whether the last one found its block still on the way.
+    """
 
     def __init__(self, fault: Fault):
-        self._fault, self._late, self._passes = fault, fault.late, fault.passes
+        """Nothing was read yet."""
+        self.fault, self._late, self._passes = fault, fault.late, fault.passes
         self.was_late = False
 
     def read(self) -> tuple[LoadStage | None, bool]:
         """Where a read fails, and whether the block is set aside then."""
         self.was_late = False
-        if self._fault.error is not None:
+        if self.fault.error is not None:
             # Only what is no longer there would be gone again.
-            return LoadStage.READ, self._fault.error is KeyError
-        if self._late:
-            self._late -= 1
+            return LoadStage.READ, self.fault.error is KeyError
+        if self.late():
             self.was_late = True
             return None, False
         self.cut(Point.LOAD_READ)
-        return self._fault.damage, self._fault.damage is not None
+        return self.fault.damage, self.fault.damage is not None
+
+    def late(self) -> bool:
+        """Whether a block is still on its way; so many are."""
+        self._late -= 1
+        return self._late >= 0
 
     def cut(self, point: Point) -> None:
         """Ends the poll if its time has come."""
-        if self._fault.cut is point:
+        if self.fault.cut is point:
             if not self._passes:
                 raise CutError(point)
             self._passes -= 1

@@ -11,9 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.points import Point
 from hybridcache_jax.testing.soak.oracle.blocks import Blocks
-from hybridcache_jax.testing.soak.oracle.ledger import Block, Expected, Row, Who
+from hybridcache_jax.testing.soak.oracle.ledger import (
+    Block,
+    Claimed,
+    Expected,
+    Row,
+    Who,
+)
 from hybridcache_jax.testing.soak.oracle.outer import Outer
 from hybridcache_jax.testing.soak.oracle.plans import Planner, Rates
+from hybridcache_jax.testing.soak.oracle.records import Places
 
 
 @dataclasses.dataclass(eq=False)
@@ -30,11 +37,27 @@ class Unit:
 
 
 class Store:
-    """Claims of all readers over the blocks of one cache."""
+    """Claims of all readers over the blocks of one cache.
+
+    Attributes:
+      blocks: of the device.
+      grid: tokens of a unit.
+      outer: the tier, and loads.
+      rates: by which plans are compared.
+      on_publish: told who published which tokens, while they are claimed.
+    """
 
     def __init__(self, blocks: Blocks, grid: int, planner: Planner, outer: Outer):
-        """Nothing is stored."""
+        """Nothing is stored.
+
+        Args:
+          blocks: of the device.
+          grid: tokens of a unit.
+          planner: says what is of use.
+          outer: the tier, and loads.
+        """
         self.blocks, self.grid, self.outer = blocks, grid, outer
+        self.on_publish: Callable[[Who, tuple[int, ...]], None] = lambda *_: None
         self.rates = Rates(1.0, 0.0)
         self._planner = planner
         self._roots: dict[Who, dict[tuple[int, ...], Unit]] = {}
@@ -44,10 +67,7 @@ class Store:
         """The plan for a prompt."""
         prompt, grid = tuple(prompt), self.grid
         path = list(self._path(who, prompt))
-        claims = tuple(
-            tuple(block for unit in path for block in unit.claims[pool])
-            for pool in range(len(self.blocks.pools))
-        )
+        claims = self.claimed(who, prompt)
         here = [
             {n for n, block in enumerate(part) if block and block.readable}
             for part in claims
@@ -79,7 +99,59 @@ class Store:
             ends=not rest or any(unit[: len(rest)] == rest for unit in children),
         )
 
-    def publish(self, row: Row, *, finished: bool, keep: bool = True) -> bool:
+    def claimed(self, who: Who, prompt: tuple[int, ...]) -> Claimed:
+        """Per pool and block number, what is claimed of a prompt."""
+        path = list(self._path(who, prompt))
+        return tuple(
+            tuple(block for unit in path for block in unit.claims[pool])
+            for pool in range(len(self.blocks.pools))
+        )
+
+    def discover(
+        self, who: Who, prompt: tuple[int, ...], length: int, places: Places
+    ) -> bool:
+        """Claims what records have of a prompt and no true claim names yet.
+
+        Args:
+          who: who asks.
+          prompt: whole units.
+          length: of them, what records have.
+          places: of their blocks.
+
+        Returns:
+          Whether there is a new claim.
+        """
+        known, found = self.claimed(who, prompt), []
+        for index, pool in enumerate(self.blocks.pools):
+            true = {
+                n
+                for n, b in enumerate(known[index])
+                if b and (b.readable or b.loadable)
+            }
+            wanted = [
+                (n, places[index, n])
+                for n in range(length // pool.size)
+                if n not in true and (index, n) in places
+            ]
+            needed = self.outer.needed(index)
+            found.append(self.outer.tier.claim(index, who, prompt, wanted, needed))
+        if not any(found):
+            return False
+        path, children = [], self._roots.setdefault(who, {})
+        for end in range(self.grid, length + 1, self.grid):
+            tokens = prompt[end - self.grid : end]
+            path.append(children.setdefault(tokens, self._empty()))
+            children = path[-1].children
+        for block in (block for blocks in found for block in blocks):
+            count = self._per_unit[block.pool]
+            claims = path[block.number // count].claims[block.pool]
+            claims[block.number % count] = block
+            block.sites.append((claims, block.number % count))
+        return True
+
+    def publish(
+        self, row: Row, *, finished: bool, keep: bool = True, marked: bool = True
+    ) -> bool:
         """Claims what a row ran; whether there was anything to claim.
 
         Args:
@@ -87,16 +159,17 @@ class Store:
           finished: whether its output ends where it stands.
           keep: whether it comes to an end; if not, new claims are taken back, and of
             the tokens it is known that they were there.
+          marked: whether it gets beyond the claims: it is to be saved then.
         """
         whole = row.length - row.length % self.grid
         if whole <= row.point or not row.who.shares:
             return False
-        fresh, path = set(), []
+        fresh, path, undo = set(), [], []
         children = self._roots.setdefault(row.who, {})
         for end in range(self.grid, whole + 1, self.grid):
             tokens = tuple(row.tokens[end - self.grid : end])
             if tokens not in children:
-                children[tokens] = Unit([[None] * count for count in self._per_unit])
+                children[tokens] = self._empty()
                 fresh.add(children[tokens])
             path.append(children[tokens])
             children = path[-1].children
@@ -121,16 +194,20 @@ class Store:
                 # Of two that are true the older one stays.
                 better = own.readable and not (older and older.readable)
                 if unit in fresh or better:
-                    if not keep:
-                        claims[place] = None
-                        continue
                     claims[place] = own
+                    if not keep:
+                        undo.append((claims, place))
+                        continue
                     own.sites.append((claims, place))
                 if claims[place]:
                     accepted.append(claims[place])
             # A row refers to its last blocks only.
             for block in accepted[-pool.columns :] if keep else ():
                 block.kept = block.kept or block.readable
+        if marked:
+            self.on_publish(row.who, tuple(row.tokens[:whole]))
+        for claims, place in undo:
+            claims[place] = None
         return True
 
     def prefixes(self, who: Who) -> list[tuple[int, ...]]:
@@ -171,7 +248,9 @@ class Store:
             block.stage = Stage.EVICTING
         if cut != Point.EVICTION_BEGUN:
             for part in begun:
-                self.outer.take(part)
+                if part:
+                    pool = part[0].pool
+                    self.outer.tier.take(part, self.outer.needed(pool))
         if cut == Point.EVICTION_FORGOTTEN:
             self.prune()
         if cut is not None:
@@ -204,7 +283,7 @@ class Store:
             self._prune(units, named)
             if not units:
                 del self._roots[who]
-        self.outer.forget(named)
+        self.outer.tier.forget(named)
         return named
 
     def _prune(
@@ -248,6 +327,9 @@ class Store:
                 return
             yield unit
             children = unit.children
+
+    def _empty(self) -> Unit:
+        return Unit([[None] * count for count in self._per_unit])
 
     def _at(self, pool: int, place: int) -> Block:
         return self.blocks.at[pool][place]
