@@ -3,8 +3,7 @@
 TensorStore writes an object beside its place, under a name that nobody else has, waits
 until the bytes survive the end of the machine, renames, and waits for the folder.  It
 waits for no folder above that one, and what it had begun when its process was killed
-stays.  What it reads it copies more than once, which takes longer than a disk does; so
-objects are read here.
+stays.
 
 A writer holds a shared lock of the folder that its object lies in.  The lock belongs to
 the operating system and ends with the process.  So who gets it alone knows, without a
@@ -68,17 +67,16 @@ class Folder:
             self._lasting.clear()
         self._lasting.update(seen)
 
-    def read(self, name: str, start: int, stop: int | None) -> bytes | None:
+    def read(self, name: str, start: int, stop: int) -> bytes | None:
         """The bytes ``[start, stop)`` of an object; None if there is none.
 
         Args:
           name: of the object.
           start: first byte.
-          stop: end; None for the object's.
+          stop: end, behind ``start``.
 
         Raises:
-          ShortObjectError: if it ends before ``start`` or ``stop``; no memory is asked
-            for then.
+          ShortObjectError: if it ends before ``stop``; no memory is asked for then.
           OSError: if it cannot be opened or read.
         """
         try:
@@ -89,14 +87,14 @@ class Folder:
             facts = os.fstat(place)
             if stat.S_ISDIR(facts.st_mode):
                 return None
-            size = facts.st_size
-            end = size if stop is None else stop
-            parts, at = [], start
-            while at < end <= size and (part := os.pread(place, end - at, at)):
+            parts, at, size = [], start, facts.st_size
+            while at < stop <= size and (part := os.pread(place, stop - at, at)):
                 parts.append(part)
                 at += len(part)
-            if at != end or at > size:
-                raise ShortObjectError(f"{name} in {self.root} ends before byte {end}.")
+            if at != stop:
+                raise ShortObjectError(
+                    f"{name} in {self.root} ends before byte {stop}."
+                )
         finally:
             os.close(place)
         # Nearly always one; more are joined.

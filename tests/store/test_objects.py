@@ -4,6 +4,7 @@ import fcntl
 import os
 import stat
 
+import numpy as np
 import pytest
 
 from hybridcache_jax.store.objects import ObjectStore
@@ -16,6 +17,24 @@ def test_a_folder_keeps_what_a_store_promises(tmp_path):
     # Locks and temporary files are gone with what they were for.
     left = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert left == []
+
+
+def test_large_parts_of_objects_are_read_like_small_ones(tmp_path):
+    store, size = ObjectStore(tmp_path, timeout=0.2), 2**18
+    data = np.random.default_rng(0).bytes(3 * size)
+    store.put("a/large", data)
+    assert store.get("a/large") == data
+    for start, stop in ((0, size), (5, size + 5), (2 * size, 3 * size), (0, 3 * size)):
+        assert store.get("a/large", start, stop) == data[start:stop]
+    for start, stop in ((2 * size + 1, 3 * size + 1), (4 * size, 6 * size), (0, 2**60)):
+        with pytest.raises(ShortObjectError, match=f"ends before byte {stop}"):
+            store.get("a/large", start, stop)
+    for name in ("none", "none/at/all", "a", "a/large/none"):
+        assert store.get(name, 0, size) is None
+    os.mkfifo(tmp_path / "slow")
+    with pytest.raises(StoreError, match=r"read .* no answer in 0\.2 seconds"):
+        store.get("slow", 0, size)
+    os.close(os.open(tmp_path / "slow", os.O_RDWR))
 
 
 class Dict:
