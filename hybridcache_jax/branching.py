@@ -145,8 +145,10 @@ class Branching:
         moved = self._branch_facts(cache, leases, dropped, parents, children, size)
         _require(moved, leases, ["forked"] * len(leases))
         tickets = np.asarray(moved.tickets).tolist()
+        plans = [lease.plan for lease in leases]
         new = [
-            Lease(child, ticket, leases[parent].plan)
+            # The prompt's rest counts once, in the first row.
+            Lease(child, ticket, plans[parent].counted_to(plans[parent].num_tokens))
             for child, ticket, parent in zip(children, tickets, parents, strict=False)
         ]
         # Last: it donates the memory.
@@ -188,13 +190,14 @@ class Branching:
                 raise ValueError(_outside(cache, lease, length))
         _require(moved, leases, [f"rewound to {length}" for length in lengths])
         tickets = np.asarray(moved.tickets).tolist()
+        before = np.asarray(cache.rows.length)
         new = tuple(
-            self._cut(lease, length, ticket)
+            self._cut(lease, int(before[lease.row]), length, ticket)
             for lease, length, ticket in zip(leases, lengths, tickets, strict=False)
         )
         return self._after(cache, moved), new
 
-    def _cut(self, lease: Lease, length: int, ticket: int) -> Lease:
+    def _cut(self, lease: Lease, before: int, length: int, ticket: int) -> Lease:
         """The receipt of a row that was rewound, or the same one where it was not."""
         if ticket == lease.ticket:
             return lease
@@ -206,7 +209,7 @@ class Branching:
             start=min(lease.plan.start, kept),
             kept=lease.plan.kept if lease.plan.start < kept else (),
             contents=lease.plan.contents.before(length),
-        )
+        ).counted_to(before)
         return Lease(lease.row, ticket, plan)
 
     def _receipts(

@@ -125,6 +125,7 @@ class PrefixCache(
         request: str = "",
         session: str = "",
         contents: Iterable[Span] = (),
+        shadow: bool = False,
     ) -> ResumePlan:
         """A plan that reuses nothing, for runs that must be cold.
 
@@ -136,6 +137,8 @@ class PrefixCache(
           request: as for :meth:`match`.
           session: likewise.
           contents: likewise.
+          shadow: whether it is for the shadow run of a hit (:meth:`shadow_due`), which
+            metrics count apart from what answers somebody.
 
         Raises:
           ValueError: if the tokens are no flat sequence of int32 integers, if the
@@ -145,7 +148,8 @@ class PrefixCache(
         ids = token_array(tokens)
         known = Contents.of(contents, len(ids))
         plan = make_cold_plan(self.plan.spec, len(ids), key, self.cost, known)
-        return dataclasses.replace(plan, line=self._line.name)
+        plan = plan.counted_to(len(ids)) if shadow else plan
+        return dataclasses.replace(plan, line=self._line.name, shadow=shadow)
 
     def warm_up(
         self, cache: HybridCache, identity: Identity, *, sequences: bool = False

@@ -126,14 +126,14 @@ class LeaseMethods(PrefixParts):
                 published = self._publish(cache, own, finished=True)
                 cache = cache if published is None else published
                 self._at(Point.RELEASE_PUBLISHED)
-            cache, status = self._release(cache, lease.row, lease.ticket)
+            after, status = self._release(cache, lease.row, lease.ticket)
         if int(status) != Status.OK:
             raise LeaseError(
                 f"Row {lease.row} is not held by ticket {lease.ticket}; a lease is "
                 "released once, by its own receipt."
             )
-        self._watch.released(cache, lease)
-        return self._line.stamped(cache)
+        self._watch.released(cache, after, lease)
+        return self._line.stamped(after)
 
     def overdue(self, cache: HybridCache) -> tuple[Overdue, ...]:
         """Leases that outlived their deadline, with the memory that they keep.

@@ -78,9 +78,9 @@ class SequenceMethods(PrefixParts):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        cache, new = self._branching.reorder(cache, leases, parents)
-        self._watch.reordered(cache, leases, new)
-        return self._line.stamped(cache), new
+        after, new = self._branching.reorder(cache, leases, parents)
+        self._watch.reordered(cache, after, leases, new)
+        return self._line.stamped(after), new
 
     def select(
         self, cache: HybridCache, leases: Sequence[Lease], keep: Sequence[int]

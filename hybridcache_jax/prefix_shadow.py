@@ -19,9 +19,10 @@ class ShadowMethods(PrefixParts):
 
         Ask once for each plan that was acquired: every exact hit is counted, and its
         number and the policy's seed alone decide.  Then run the prompt up to
-        ``plan.length`` on a second row, acquired under :meth:`cold_plan`, with steps
-        like those that made the stored prefix; if the plan replays, let its own row
-        run up to there too; and hand both to :meth:`shadow_compare`.
+        ``plan.length`` on a second row, acquired under :meth:`cold_plan` with
+        ``shadow=True``, with steps like those that made the stored prefix; if the plan
+        replays, let its own row run up to there too; and hand both to
+        :meth:`shadow_compare`.
 
         Args:
           plan: any; what reuses nothing, waits for I/O, or is approximate is not due.
@@ -39,12 +40,13 @@ class ShadowMethods(PrefixParts):
     ) -> tuple[HybridCache, ShadowReport]:
         """Compares the state of a hit with its cold run's, and acts if they differ.
 
-        Equal: nothing changes; go on from either row.  Different: the producer's scope
-        falls to ``request``, or from there to ``off``, so that nothing stored so far is
-        found any more; the blocks that the hit's row refers to are quarantined, and
-        every row that shares one of them is stale with its next step.  Release the
-        hit's row without publishing and go on from the cold one, which publishes
-        nothing either.
+        Equal: nothing changes.  Different: the producer's scope falls to ``request``,
+        or from there to ``off``, so that nothing stored so far is found any more; the
+        blocks that the hit's row refers to are quarantined, and every row that shares
+        one of them is stale with its next step.
+
+        Go on from ``report.lease``, and release the other row without publishing.
+        That is the cold one where they differ; it publishes nothing either.
 
         Args:
           cache: the cache after both ran.
@@ -72,4 +74,5 @@ class ShadowMethods(PrefixParts):
         after = self._shadow.set_aside(cache, np.int32(lease.row))
         blocks = [np.asarray(columns)[lease.row] for columns in cache.rows.blocks]
         self._watch.lost(cache, after, blocks, Why.MISMATCH)
+        self._watch.overturned(lease, cold, report.lease)
         return self._line.stamped(after), report

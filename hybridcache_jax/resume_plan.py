@@ -89,6 +89,9 @@ class ResumePlan:
       stored_content: content id that the store has at ``shared_length``; None for a
         token without content.
       line: which ``PrefixCache`` made it; 0 for none, and then nobody grants it.
+      shadow: whether it is for a shadow run, which answers nobody.
+      counted: prompt positions below it are in the metrics already when the row gets
+        there: it was rewound, or another row answers for them.
     """
 
     verdict: Verdict
@@ -115,6 +118,8 @@ class ResumePlan:
     contents: Contents = Contents()
     stored_content: ContentId | None = None
     line: int = 0
+    shadow: bool = False
+    counted: int = 0
 
     @property
     def identity(self) -> Identity:
@@ -130,6 +135,10 @@ class ResumePlan:
     def tokens_to_run(self) -> int:
         """Positions to run before the first new token, the replay included."""
         return self.num_tokens - self.start
+
+    def counted_to(self, position: int) -> "ResumePlan":
+        """The plan, with prompt positions below this one in the metrics already."""
+        return dataclasses.replace(self, counted=max(self.counted, position))
 
     @property
     def alignment_loss(self) -> int:

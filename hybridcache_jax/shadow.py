@@ -50,10 +50,13 @@ class ShadowReport:
       point: the resume point that both were compared at.
       differing: by name of the pool, how many entries of one layer each differ; pools
         that are equal are left out.
+      lease: the row to go on from: the hit's, or the cold one if they differ, which is
+        then a row like others.
     """
 
     point: int
     differing: Mapping[str, int]
+    lease: Lease
 
     @property
     def equal(self) -> bool:
@@ -197,7 +200,8 @@ class Shadow:
                 f"{point} tokens of the prompt on both, and nothing more."
             )
         counts = zip(self._plan.spec.pools, found.differing.tolist(), strict=True)
-        return ShadowReport(point, {pool.name: n for pool, n in counts if n})
+        found = {pool.name: n for pool, n in counts if n}
+        return ShadowReport(point, found, _serving(cold, point) if found else hit)
 
     def warm_up(self, cache: HybridCache) -> None:
         """Compiles everything; what it gives is thrown away."""
@@ -210,6 +214,14 @@ class Shadow:
         return self._jitted(
             cache, rows, tickets, np.int32(point), tolerance=self._tolerance
         )
+
+
+def _serving(cold: Lease, point: int) -> Lease:
+    """A cold run's lease, to go on from; what it ran so far was for the comparison."""
+    if not cold.plan.shadow:
+        return cold
+    plan = dataclasses.replace(cold.plan, shadow=False, counted=point)
+    return dataclasses.replace(cold, plan=plan)
 
 
 def _examine(cache: HybridCache, rows, tickets, point, *, tolerance: float):

@@ -11,11 +11,24 @@ What is counted is what happened: a prompt that was matched and never acquired i
 lookup, and reuses nothing.  So these sums hold:
 
 - verdicts = lookups = hits + misses;
-- hit tokens over all tiers = reused tokens = saved tokens + replayed ones;
-- saved + replay + prefill tokens = prompt tokens, of rows that reached the end of
-  their prompt and were not rewound below it;
+- hit tokens over all tiers = reused tokens = saved tokens + those of the tier
+  ``replayed``;
+- saved tokens + run tokens of the phases ``replay`` and ``prefill`` + abandoned tokens
+  = prompt tokens, once every row is released; until then the sum lacks what rows have
+  not reached of their prompts;
 - stored minus evicted blocks = blocks that stored prefixes hold;
-- blocks over all states = the pool's size.
+- free + evictable + pinned + writing + quarantined + moving blocks = the pool's size,
+  and likewise the bytes of a form.
+
+In the third one every admission counts every position of its prompt once.  What is run
+once more is in the phase ``again``: below where a row stood before it was rewound, and
+in a row that was forked inside the prompt.  What the cold row of a shadow run runs
+(``cold_plan(..., shadow=True)``) is in the phase ``shadow`` up to the comparison.  A
+request whose row went stale and that starts again is admitted twice.
+
+Counters do not fall: a hit that its shadow run found wrong stays among the hit, reused
+and saved tokens, and ``prefill`` has what the cold row runs behind the resume point.
+Answers rest on the hit tokens minus the overturned ones, tier by tier.
 
 ::
 
@@ -41,12 +54,14 @@ lookup, and reuses nothing.  So these sums hold:
         histogram, tokens: Per hit, how much deeper the history alone reaches than all
         forms together.
     hybridcache_admissions_total{verdict}
-        counter, leases: Plans that were acquired, by verdict.
+        counter, leases: Plans that were acquired, by verdict; those of shadow runs are
+        left out.
     hybridcache_stale_leases_total{where}
         counter, leases: Plans and leases that were refused because a block changed
         hands, by who met it.
     hybridcache_prompt_tokens_total
-        counter, tokens: Prompt tokens of acquired plans.
+        counter, tokens: Prompt tokens of acquired plans; those of shadow runs are left
+        out.
     hybridcache_reused_tokens_total
         counter, tokens: Tokens below the resume points of acquired plans.
     hybridcache_hit_tokens_total{tier}
@@ -54,6 +69,8 @@ lookup, and reuses nothing.  So these sums hold:
         replayed); they add up to the reused tokens.
     hybridcache_saved_tokens_total
         counter, tokens: Prompt tokens of acquired plans that are not run.
+    hybridcache_abandoned_tokens_total
+        counter, tokens: Prompt tokens that a row had not reached when it was released.
     hybridcache_pin_ticks
         histogram, ticks: Logical time from the grant of a lease to its release.
     hybridcache_stored_blocks_total{form}
@@ -80,7 +97,8 @@ lookup, and reuses nothing.  So these sums hold:
     hybridcache_step_rows_total{status}
         counter, rows: Rows of compiled steps by status.
     hybridcache_run_tokens_total{phase}
-        counter, tokens: Positions that were run, by what for: replay, prefill, decode.
+        counter, tokens: Positions that were run, by what for: replay, prefill, decode;
+        prompt positions again, after a rewind or in a forked row; shadow runs.
     hybridcache_retraces_total
         counter, shapes: Shapes of the step that were compiled after warm-up; should
         stay 0.
@@ -114,6 +132,9 @@ lookup, and reuses nothing.  So these sums hold:
         counter, hits: Of them, hits whose state was compared with a cold run's.
     hybridcache_shadow_mismatches_total
         counter, hits: Of them, hits whose state differed; should stay 0.
+    hybridcache_overturned_tokens_total{tier}
+        counter, tokens: The hit tokens of those, by tier: no answer rests on them;
+        should stay 0.
 """
 
 from hybridcache_jax.observe.declarations import TABLE as TABLE

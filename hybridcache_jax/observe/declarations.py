@@ -25,6 +25,8 @@ class Phase(enum.StrEnum):
     REPLAY = "replay"
     PREFILL = "prefill"
     DECODE = "decode"
+    AGAIN = "again"
+    SHADOW = "shadow"
 
 
 class Why(enum.StrEnum):
@@ -137,7 +139,7 @@ TABLE: tuple[Metric, ...] = (
         "admissions_total",
         "counter",
         "leases",
-        "Plans that were acquired, by verdict.",
+        "Plans that were acquired, by verdict; those of shadow runs are left out.",
         ("verdict",),
     ),
     Metric(
@@ -149,7 +151,10 @@ TABLE: tuple[Metric, ...] = (
         ("where",),
     ),
     Metric(
-        "prompt_tokens_total", "counter", "tokens", "Prompt tokens of acquired plans."
+        "prompt_tokens_total",
+        "counter",
+        "tokens",
+        "Prompt tokens of acquired plans; those of shadow runs are left out.",
     ),
     Metric(
         "reused_tokens_total",
@@ -170,6 +175,12 @@ TABLE: tuple[Metric, ...] = (
         "counter",
         "tokens",
         "Prompt tokens of acquired plans that are not run.",
+    ),
+    Metric(
+        "abandoned_tokens_total",
+        "counter",
+        "tokens",
+        "Prompt tokens that a row had not reached when it was released.",
     ),
     Metric(
         "pin_ticks",
@@ -238,7 +249,8 @@ TABLE: tuple[Metric, ...] = (
         "run_tokens_total",
         "counter",
         "tokens",
-        "Positions that were run, by what for: replay, prefill, decode.",
+        "Positions that were run, by what for: replay, prefill, decode; prompt "
+        "positions again, after a rewind or in a forked row; shadow runs.",
         ("phase",),
     ),
     Metric(
@@ -316,6 +328,13 @@ TABLE: tuple[Metric, ...] = (
         "counter",
         "hits",
         "Of them, hits whose state differed; should stay 0.",
+    ),
+    Metric(
+        "overturned_tokens_total",
+        "counter",
+        "tokens",
+        "The hit tokens of those, by tier: no answer rests on them; should stay 0.",
+        ("tier",),
     ),
 )
 

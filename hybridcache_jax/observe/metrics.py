@@ -77,28 +77,35 @@ class Metrics:
         """A plan was acquired: its blocks are pinned, a row stands at its start.
 
         Args:
-          plan: what was acquired; may be a cold one.
+          plan: what was acquired; may be a cold one.  A shadow run is no admission.
           outer: how many of the ``plan.start`` tokens that are not run had to be
             loaded from an outer tier.
         """
-        if not self.enabled:
+        if not self.enabled or plan.shadow:
             return
         self._add("admissions_total", 1, plan.verdict.name)
         self._add("prompt_tokens_total", plan.num_tokens)
         self._add("reused_tokens_total", plan.length)
-        self._add("hit_tokens_total", plan.start - outer, Tier.DEVICE)
-        self._add("hit_tokens_total", outer, Tier.OUTER)
-        self._add("hit_tokens_total", plan.length - plan.start, Tier.REPLAYED)
+        self._by_tier("hit_tokens_total", plan, outer)
         self._add("saved_tokens_total", plan.start)
 
     def stale(self, where: Where) -> None:
         """A plan or a lease no longer held."""
         self._add("stale_leases_total", 1, where)
 
-    def released(self, ticks: int) -> None:
-        """A lease ended, so many ticks of the cache's clock after it was granted."""
-        if self.enabled:
-            self._of["pin_ticks"].observe(ticks)
+    def released(self, plan: ResumePlan, position: int, ticks: int) -> None:
+        """A lease ended.
+
+        Args:
+          plan: what it was granted on, or what a fork or a rewind made of that.
+          position: where its row stood.
+          ticks: of the cache's clock since it was granted.
+        """
+        if not self.enabled:
+            return
+        left = plan.num_tokens - max(position, plan.counted)
+        self._add("abandoned_tokens_total", max(left, 0))
+        self._of["pin_ticks"].observe(ticks)
 
     def stored(self, form: Form, blocks: int, size: int) -> None:
         """Stored prefixes took over ``blocks`` blocks, ``size`` bytes in all."""
@@ -126,12 +133,16 @@ class Metrics:
             self.stale(Where.STEP)
         if status != Status.OK:
             return
-        end = position + count
-        replayed = max(min(end, plan.length) - position, 0)
-        prompt = max(min(end, plan.num_tokens) - position, 0)
-        self._add("run_tokens_total", replayed, Phase.REPLAY)
-        self._add("run_tokens_total", prompt - replayed, Phase.PREFILL)
-        self._add("run_tokens_total", count - prompt, Phase.DECODE)
+        begin, end = position, position + count
+        for phase, stop in (
+            (Phase.SHADOW if plan.shadow else Phase.AGAIN, plan.counted),
+            (Phase.REPLAY, plan.length),
+            (Phase.PREFILL, plan.num_tokens),
+        ):
+            stop = max(begin, min(stop, end, plan.num_tokens))
+            self._add("run_tokens_total", stop - begin, phase)
+            begin = stop
+        self._add("run_tokens_total", end - begin, Phase.DECODE)
 
     def retraced(self, shapes: int) -> None:
         """So many shapes were compiled after warm-up; 0 is the normal case."""
@@ -178,6 +189,11 @@ class Metrics:
         if not equal:
             self._add("shadow_mismatches_total")
 
+    def overturned(self, plan: ResumePlan, *, outer: int = 0) -> None:
+        """A hit was found wrong; the arguments as when it was acquired."""
+        if self.enabled:
+            self._by_tier("overturned_tokens_total", plan, outer)
+
     def holds(self, pool: str, blocks: dict[str, int]) -> None:
         """One pool's blocks by state, as ``lifecycle.account`` counts them."""
         self._by_state("blocks", pool, blocks)
@@ -201,6 +217,11 @@ class Metrics:
     def _add(self, name: str, amount: int = 1, *labels: str) -> None:
         if self.enabled:
             self._of[name].add(amount, *labels)
+
+    def _by_tier(self, name: str, plan: ResumePlan, outer: int) -> None:
+        self._add(name, plan.start - outer, Tier.DEVICE)
+        self._add(name, outer, Tier.OUTER)
+        self._add(name, plan.length - plan.start, Tier.REPLAYED)
 
     def _by_state(self, name: str, label: str, counts: dict[str, int]) -> None:
         if not self.enabled:

@@ -5,6 +5,7 @@ Nothing is computed unless there is a registry.
 
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from hybridcache_jax.offload.loads import LoadReport, LoadStage
 
 
+@dataclasses.dataclass(frozen=True)
+class _Open:
+    """A lease that is not yet released: clock at its grant, plan, tokens loaded."""
+
+    since: int
+    plan: ResumePlan
+    outer: int = 0
+
+
 class Watch:
     """The metrics of one line of cache values."""
 
@@ -34,8 +44,7 @@ class Watch:
         self._paused = False
         self._pools = tuple((pool.form, pool.block_bytes) for pool in plan.spec.pools)
         self._names = tuple(pool.name for pool in plan.spec.pools)
-        # Clock at the grant of every lease that is not yet released, by its receipt.
-        self._granted: dict[tuple[int, int], int] = {}
+        self._open: dict[tuple[int, int], _Open] = {}
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -62,39 +71,58 @@ class Watch:
         """See :meth:`Metrics.shadow_compared`."""
         self._metrics.shadow_compared(equal=equal)
 
+    def overturned(self, hit: Lease, cold: Lease, serving: Lease) -> None:
+        """A hit was found wrong; ``serving`` is its cold row, gone on from instead."""
+        receipt = (hit.row, hit.ticket)
+        if not self._on or receipt not in self._open:
+            return
+        was = self._open[receipt]
+        self._metrics.overturned(was.plan, outer=was.outer)
+        if self._open[cold.row, cold.ticket].plan.shadow:
+            # One prompt, of which the cold row now runs what the hit did not.
+            self._replan(hit, was.plan.counted_to(was.plan.num_tokens))
+            self._replan(cold, serving.plan)
+
     def acquired(self, cache: HybridCache, lease: Lease, outer: int) -> None:
         """A lease was granted on its plan; ``outer`` of its tokens had to be loaded."""
         if self._on:
             self._metrics.acquired(lease.plan, outer=outer)
-            self.granted(cache, lease)
+            self.granted(cache, lease, outer)
 
-    def granted(self, cache: HybridCache, lease: Lease) -> None:
+    def granted(self, cache: HybridCache, lease: Lease, outer: int = 0) -> None:
         """A lease exists from now on; its pin time begins."""
         if self._on:
-            self._granted[lease.row, lease.ticket] = int(cache.clock)
+            opened = _Open(int(cache.clock), lease.plan, outer)
+            self._open[lease.row, lease.ticket] = opened
 
     def reissued(self, old: Lease, new: Lease) -> None:
         """A row got a new receipt and keeps what it pins; its pin time goes on."""
-        if self._on and (old.row, old.ticket) in self._granted:
-            since = self._granted.pop((old.row, old.ticket))
-            self._granted[new.row, new.ticket] = since
+        if self._on and (old.row, old.ticket) in self._open:
+            self._open[new.row, new.ticket] = self._open.pop((old.row, old.ticket))
+            self._replan(new, new.plan)
 
-    def released(self, cache: HybridCache, lease: Receipt) -> None:
-        """A lease ended."""
-        since = self._granted.pop((lease.row, lease.ticket), None)
-        if self._on and since is not None:
-            self._metrics.released(int(cache.clock) - since)
+    def released(self, before: HybridCache, after: HybridCache, lease: Receipt) -> None:
+        """A lease ended between two values."""
+        was = self._open.pop((lease.row, lease.ticket), None)
+        if self._on and was is not None:
+            position = int(np.asarray(before.rows.length)[lease.row])
+            ticks = int(after.clock) - was.since
+            self._metrics.released(was.plan, position, ticks)
 
     def reordered(
-        self, cache: HybridCache, old: Sequence[Lease], new: Sequence[Lease]
+        self,
+        before: HybridCache,
+        after: HybridCache,
+        old: Sequence[Lease],
+        new: Sequence[Lease],
     ) -> None:
         """Some leases ended, others exist from now on, in one transition."""
         for lease in old:
             if lease not in new:
-                self.released(cache, lease)
+                self.released(before, after, lease)
         for lease in new:
             if lease not in old:
-                self.granted(cache, lease)
+                self.granted(after, lease)
 
     def stored(self, before: HybridCache, after: HybridCache) -> None:
         """Stored prefixes took over blocks between two values."""
@@ -200,6 +228,10 @@ class Watch:
         granted = int(np.count_nonzero(np.asarray(cache.rows.live)))
         self._metrics.leases(granted - overdue, overdue)
         self._metrics.index(index.stored_tokens, index.nbytes)
+
+    def _replan(self, lease: Receipt, plan: ResumePlan) -> None:
+        receipt = (lease.row, lease.ticket)
+        self._open[receipt] = dataclasses.replace(self._open[receipt], plan=plan)
 
     @property
     def _on(self) -> bool:

@@ -266,7 +266,8 @@ class Engine:
         request, point = seq.request, seq.lease.plan.length
         if len(self._running) == self.plan.max_sequences or not self._fits(point):
             return
-        lease = self._acquire(seq.number, request, self._cold(seq.number, request))
+        plan = self._cold(seq.number, request, shadow=True)
+        lease = self._acquire(seq.number, request, plan)
         cold = dataclasses.replace(seq, lease=lease, position=0)
         over = lease
         if self._run_to(cold, point) and self._run_to(seq, point):
@@ -274,7 +275,7 @@ class Engine:
                 self.cache, seq.lease, lease
             )
             if not report.equal:
-                over, seq.lease, seq.ran = seq.lease, lease, cold.ran
+                over, seq.lease, seq.ran = seq.lease, report.lease, cold.ran
         self.cache = self.prefixes.release(self.cache, over, publish=False)
 
     def _run_to(self, seq: Sequence, point: int) -> bool:
@@ -310,12 +311,15 @@ class Engine:
             session=request.session,
         )
 
-    def _cold(self, number: int, request: Request) -> ResumePlan:
+    def _cold(
+        self, number: int, request: Request, *, shadow: bool = False
+    ) -> ResumePlan:
         return self.prefixes.cold_plan(
             request.tokens,
             self.identity.within(request.namespace),
             request=str(number),
             session=request.session,
+            shadow=shadow,
         )
 
     def _acquire(self, number: int, request: Request, plan: ResumePlan) -> Lease:

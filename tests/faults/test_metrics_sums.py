@@ -18,6 +18,7 @@ import hybridcache_jax as hc
 from hybridcache_jax import Form, LeaseError, MemoryRegistry, Metrics, Verdict
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.observe.declarations import PREFIX
+from hybridcache_jax.testing import faults
 
 PROMPTS = (
     [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3],
@@ -260,6 +261,105 @@ def check_gauges(session, registry):
     assert value(registry, "index_tokens") == session.prefixes.stored_tokens
 
 
+def phases(registry):
+    names = ("replay", "prefill", "decode", "again", "shadow")
+    return {name: value(registry, "run_tokens_total", phase=name) for name in names}
+
+
+def check_prompts(registry):
+    """The rule of prompt tokens, once every row is released."""
+    run = phases(registry)
+    once = value(registry, "saved_tokens_total") + run["replay"] + run["prefill"]
+    left = value(registry, "abandoned_tokens_total")
+    assert once + left == value(registry, "prompt_tokens_total")
+    tiers = value(registry, "hit_tokens_total", tier="replayed")
+    reused = value(registry, "reused_tokens_total")
+    assert value(registry, "saved_tokens_total") + tiers == reused
+
+
+def test_a_prompt_counts_once_whatever_becomes_of_its_rows():
+    """Rows that are cancelled, forked within the prompt, and rewound."""
+    session, registry = counted(toy.only_full)
+    prefixes, prompt = session.prefixes, PROMPTS[0]
+    gone = session.admit(prompt)
+    session.feed(gone, prompt[:5])
+    session.release(gone, publish=False)
+    assert value(registry, "abandoned_tokens_total") == 11
+    first = session.admit(prompt)
+    session.feed(first, prompt[:6])
+    cache, child = prefixes.fork(session.cache, first)
+    session.put(cache)
+    session.feed(first, prompt[6:9])
+    cache, first = prefixes.rewind(session.cache, first, 7)
+    session.put(cache)
+    session.feed(first, [*prompt[7:], 1, 2])
+    # 5 and 6 to begin with; 7 and 8 twice; the child runs 6 on, and 3 beyond.
+    session.feed(child, [*prompt[6:], 3])
+    assert phases(registry) == {
+        "replay": 0,
+        "prefill": 5 + 16,
+        "decode": 2 + 1,
+        "again": 2 + 10,
+        "shadow": 0,
+    }
+    session.release(child, publish=False)
+    session.release(first)
+    assert value(registry, "abandoned_tokens_total") == 11
+    check_prompts(registry)
+    # Below its resume point: what it did not run before it runs again.
+    hit = session.admit(prompt)
+    assert hit.plan.length == 12
+    cache, hit = prefixes.rewind(session.cache, hit, 9)
+    session.put(cache)
+    session.feed(hit, prompt[9:14])
+    session.release(hit, publish=False)
+    assert value(registry, "abandoned_tokens_total") == 11 + 2
+    assert phases(registry)["again"] == 2 + 10 + 3
+    check_prompts(registry)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_shadow_runs_count_apart(wrong):
+    registry = MemoryRegistry()
+    policy = hc.ReusePolicy("namespace", shadow_share=1.0)
+    session = toy.Session(toy.three_forms(), policy=policy, metrics=Metrics(registry))
+    prefixes, prompt, me = session.prefixes, PROMPTS[0], session.model.identity
+    session.store(prompt)
+    if wrong:
+        block = int(session.match(prompt).claims.blocks[0][0])
+        session.cache = faults.flip_bit(session.cache, 0, "k", block, 5)
+    session.evict(Form.SWA_WINDOW)
+    hit = session.admit(prompt)
+    start, point = hit.plan.start, hit.plan.length
+    assert 0 < start < point
+    assert prefixes.shadow_due(hit.plan)
+    cold = session.acquire(prefixes.cold_plan(prompt, me, shadow=True))
+    session.feed(cold, prompt[:point])
+    session.feed(hit, prompt[start:point])
+    cache, report = prefixes.shadow_compare(session.cache, hit, cold)
+    session.put(cache)
+    assert report.equal != wrong
+    session.release(cold if report.equal else hit, publish=False)
+    session.feed(report.lease, [*prompt[point:], 7])
+    session.release(report.lease)
+    # One request stored the prompt, one was answered; neither left anything.
+    assert value(registry, "admissions_total") == 2
+    assert value(registry, "prompt_tokens_total") == 2 * len(prompt)
+    assert value(registry, "abandoned_tokens_total") == 0
+    assert phases(registry) == {
+        "replay": point - start,
+        "prefill": len(prompt) + len(prompt) - point,
+        "decode": 1,
+        "again": 0,
+        "shadow": point,
+    }
+    check_prompts(registry)
+    for tier, tokens in (("device", start), ("outer", 0), ("replayed", point - start)):
+        over = value(registry, "overturned_tokens_total", tier=tier)
+        assert over == (tokens if wrong else 0)
+        assert value(registry, "hit_tokens_total", tier=tier) == tokens
+
+
 def test_overdue_leases_are_told_from_those_in_time():
     session, registry = counted(toy.three_forms)
 
@@ -413,9 +513,9 @@ def test_forks_and_rewinds_keep_pin_times():
 
 
 @pytest.mark.slow
-def test_beams_and_rounds_keep_pin_times():
+def test_beams_and_rounds_keep_pin_times_and_sums():
     session, registry = counted(toy.only_full)
-    lease = session.admit([1, 2, 3])
+    lease = session.admit([1, 2, 3, 4])
     granted = int(session.cache.clock)
     session.feed(lease, [1, 2, 3])
     cache, leases = session.prefixes.reorder(session.cache, [lease], [0, 0])
@@ -430,3 +530,6 @@ def test_beams_and_rounds_keep_pin_times():
     session.release(child, publish=False)
     both = first + int(session.cache.clock) - forked
     assert observed(registry, "pin_ticks") == (2, both)
+    # The row that was dropped lacked the last one; the other counts for nothing.
+    assert value(registry, "abandoned_tokens_total") == 1
+    check_prompts(registry)

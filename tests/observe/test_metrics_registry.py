@@ -29,6 +29,7 @@ IDENTITY = hc.Identity(weights="w", config="c", layout=SPEC.fingerprint)
 KEY = Key(IDENTITY, Scope.NAMESPACE)
 COLD = make_cold_plan(SPEC, 9, KEY, hc.CostModel(1.0, 1.0))
 MISS = dataclasses.replace(COLD, reason=Reason.NOT_STORED)
+SHADOW = dataclasses.replace(COLD, shadow=True, counted=9)
 LIMIT = FormReport(
     "window", hc.Form.SWA_WINDOW, (5, 12), 3, 0, Reason.EVICTED, 8, Remedy.REPLAY
 )
@@ -59,11 +60,15 @@ def everything(metrics):
     metrics.matched(REPLAY)
     metrics.acquired(REPLAY, outer=2)
     metrics.stale(Where.ACQUIRE)
-    metrics.released(2)
+    metrics.released(REPLAY, 15, 2)
     metrics.stored(hc.Form.FULL_KV, 2, 64)
     metrics.evicted(hc.Form.FULL_KV, 2, 64, Why.ROOM)
     metrics.ran(REPLAY, 10, 12, hc.Status.OK)
     metrics.ran(REPLAY, 22, 1, hc.Status.STALE)
+    metrics.ran(REPLAY.counted_to(11), 10, 12, hc.Status.OK)
+    metrics.ran(SHADOW, 0, 6, hc.Status.OK)
+    metrics.acquired(SHADOW)
+    metrics.released(SHADOW, 6, 5)
     metrics.retraced(2)
     metrics.moved_out(hc.Form.FULL_KV, 3, 96)
     metrics.store_failed(hc.Form.FULL_KV)
@@ -75,6 +80,7 @@ def everything(metrics):
     metrics.shadow_sampled()
     metrics.shadow_compared(equal=True)
     metrics.shadow_compared(equal=False)
+    metrics.overturned(REPLAY, outer=2)
     metrics.holds("window", {"free": 2, "moving": 0, "total": 2})
     metrics.holds_bytes(hc.Form.SWA_WINDOW, {"free": 64, "total": 64})
     metrics.leases(3, 1)
@@ -102,8 +108,9 @@ WANT = {
     ("hit_tokens_total", "outer"): 2,
     ("hit_tokens_total", "replayed"): 5,
     ("saved_tokens_total",): 7,
-    ("pin_ticks_count",): 1,
-    ("pin_ticks_sum",): 2,
+    ("abandoned_tokens_total",): 5,
+    ("pin_ticks_count",): 2,
+    ("pin_ticks_sum",): 7,
     ("stored_blocks_total", "FULL_KV"): 3,
     ("stored_bytes_total", "FULL_KV"): 96,
     ("evicted_blocks_total", "FULL_KV", "room"): 2,
@@ -115,11 +122,13 @@ WANT = {
     ("leases", "overdue"): 1,
     ("index_tokens",): 2,
     ("index_bytes",): 48,
-    ("step_rows_total", "OK"): 1,
+    ("step_rows_total", "OK"): 3,
     ("step_rows_total", "STALE"): 1,
-    ("run_tokens_total", "replay"): 2,
-    ("run_tokens_total", "prefill"): 8,
-    ("run_tokens_total", "decode"): 2,
+    ("run_tokens_total", "again"): 1,
+    ("run_tokens_total", "replay"): 3,
+    ("run_tokens_total", "prefill"): 16,
+    ("run_tokens_total", "decode"): 4,
+    ("run_tokens_total", "shadow"): 6,
     ("retraces_total",): 2,
     ("moved_out_blocks_total", "FULL_KV"): 3,
     ("moved_out_bytes_total", "FULL_KV"): 96,
@@ -133,6 +142,9 @@ WANT = {
     ("shadow_sampled_total",): 1,
     ("shadow_compared_total",): 2,
     ("shadow_mismatches_total",): 1,
+    ("overturned_tokens_total", "device"): 5,
+    ("overturned_tokens_total", "outer"): 2,
+    ("overturned_tokens_total", "replayed"): 5,
 }
 
 
