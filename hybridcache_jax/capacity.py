@@ -271,7 +271,7 @@ class CapacityPlan:
 
 KEY_BYTES = 1408
 """Most bytes of a key of the host's index with its root: a request's id, a tenant's
-namespace (``rollout.LONGEST_ID`` characters each) and the objects around them."""
+namespace (``identity.LONGEST_ID`` characters each) and the objects around them."""
 
 
 def node_bytes(spec: CacheSpec) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
+from hybridcache_jax.identity import LONGEST_ID
 from hybridcache_jax.tokens import token_array
 
 ContentId = bytes | str | int
@@ -50,7 +51,7 @@ class Contents:
 
         Raises:
           ValueError: for a span that is empty, outside or overlaps another, and for an
-            id that is no bytes, str or int.
+            id that is no bytes, str or int, or longer than ``identity.LONGEST_ID``.
         """
         known = [
             (operator.index(first), operator.index(last), _content_id(content))
@@ -206,15 +207,27 @@ class ContentKeys:
 
 def _content_id(content: object) -> ContentId:
     if isinstance(content, bytes):
-        return bytes(content)
+        return _short(bytes(content), len(content))
     if isinstance(content, str):
-        return str.__str__(content)
+        return _short(str.__str__(content), len(content))
     if not isinstance(content, bool):
         try:
-            return operator.index(content)  # type: ignore[arg-type]
+            number = operator.index(content)  # type: ignore[arg-type]
         except TypeError:
             pass
+        else:
+            return _short(number, -(-number.bit_length() // 8))
     raise ValueError(
         f"A content id is bytes, str or int, got {type(content).__name__}; a digest of "
         "the content will do."
     )
+
+
+def _short(content: ContentId, size: int) -> ContentId:
+    """The id itself, which the index keeps for as long as a prefix names it."""
+    if size > LONGEST_ID:
+        raise ValueError(
+            f"A content id has at most {LONGEST_ID} characters or bytes, got {size}; "
+            "give a digest of the content."
+        )
+    return content

@@ -11,6 +11,10 @@ import json
 
 FORMAT_VERSION = 1
 
+LONGEST_ID = 128
+"""Characters of a request's or a session's id, of a namespace, or of a content id (or
+bytes of one that is bytes or an integer): the index keeps them."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:

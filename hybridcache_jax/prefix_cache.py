@@ -31,7 +31,6 @@ from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.tokens import token_array
-from hybridcache_jax.upkeep import UNKNOWN
 
 
 class PrefixCache(
@@ -75,9 +74,10 @@ class PrefixCache(
             the namespace at most 128 characters, which the index keeps.
           session: id of its session, for the scope ``session``.
           contents: ``(start, stop, content id)`` of the tokens that stand for content:
-            equal prefixes have equal tokens and equal ids.  An id, bytes, str or int of
-            any size, names everything that decides what its tokens leave: the picture,
-            how it was resized, what encoded it.
+            equal prefixes have equal tokens and equal ids.  An id, bytes, str or int,
+            names everything that decides what its tokens leave: the picture, how it was
+            resized, what encoded it.  The index keeps it: at most 128 characters or
+            bytes, such as a digest.
           approximate_replay: allows a replay of so few tokens where the exact one is
             longer, and prefixes that came of such replays (:mod:`approximate`).  If it
             saves tokens the plan's ``provenance`` is ``APPROXIMATE``.
@@ -107,7 +107,7 @@ class PrefixCache(
         if self._discovered(cache, facts, plan, ids):
             plan = self._solved(facts, ids, key, known)
         if approximate_replay is not None:
-            version = self._versions.get(key.identity, UNKNOWN)
+            version = self._versions.of(key.identity)
             other = self._solved(facts, ids, marked(plan).key, known)
             shorter = (
                 bounded(self.plan.spec, facts, way, version, least, self.cost)
@@ -201,7 +201,7 @@ class PrefixCache(
             self._index,
             ids,
             key,
-            self._versions.get(key.identity, UNKNOWN),
+            self._versions.of(key.identity),
             self.cost,
             contents,
         )

@@ -56,7 +56,7 @@ class LeaseMethods(PrefixParts):
             self._require_scope(plan)
         due = deadlines.deadline_at(cache, deadline)
         (row,) = leaselib.idle_rows(cache, 1)
-        version = self._version(plan.identity)
+        version = self._version(cache, plan.identity)
         self._at(Point.ACQUIRE_MATCHED)
         cache, status, ticket = self._admit(
             cache, leaselib.admission(self.plan, plan, row, version, due)

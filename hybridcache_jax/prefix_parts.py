@@ -33,6 +33,7 @@ from hybridcache_jax.shadow import Shadow
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.upkeep import Upkeep
+from hybridcache_jax.versions import Versions
 
 # Reads that wait for the store at once, beside a write.
 _THREADS = 4
@@ -105,7 +106,7 @@ class PrefixParts:
         self.cost = cost
         self._rollout = Rollout(policy)
         self._index = PrefixIndex(plan.spec, placeholders)
-        self._versions: dict[Identity, int] = {}
+        self._versions = Versions()
         self._line = Lineage(plan)
         self._watch = Watch(plan, metrics, hooks)
         self._at = at
@@ -211,8 +212,13 @@ class PrefixParts:
         if self._link is not None:
             self._link.saves.give_up(which)
 
-    def _version(self, identity: Identity) -> int:
-        return self._versions.setdefault(identity, len(self._versions) + 1)
+    def _version(self, cache: HybridCache, identity: Identity) -> int:
+        """The number of an identity in the facts, from now on if it has none."""
+        if self._versions.full:
+            claimed = (key.identity for key in self._index.stored_keys())
+            live = np.asarray(cache.rows.live)
+            self._versions.keep(claimed, np.asarray(cache.rows.version)[live])
+        return self._versions.give(identity)
 
     def account(self, cache: HybridCache) -> dict[str, dict[str, int]]:
         """Per pool, how many blocks are what; the parts add up to ``total``.

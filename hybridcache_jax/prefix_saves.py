@@ -78,7 +78,7 @@ class SaveMethods(RoomMethods):
             key,
             ids[:whole],
             contents,
-            self._version(key.identity),
+            self._version(cache, key.identity),
             self._upkeep.holds(facts, key, ANYWHERE),
             int(cache.clock),
         )

@@ -27,7 +27,7 @@ class SnapshotMethods(PrefixParts):
         """
         self._line.require_newest(cache)
         return self._index.saved(
-            self._rollout.holds, self.plan.blocks, dict(self._versions)
+            self._rollout.holds, self.plan.blocks, self._versions.known()
         )
 
     def adopt(self, cache: HybridCache, claims: SavedClaims) -> HybridCache:
@@ -58,7 +58,7 @@ class SnapshotMethods(PrefixParts):
                 "that one alone; make a new PrefixCache to adopt another."
             )
         self._line.require_newest(cache)
-        self._versions.update(claims.versions)
+        self._versions.adopt(claims.versions)
         with self._watch.paused(), self._index.provisional():
             self._claim(claims)
             live, tickets = np.array(cache.rows.live), np.array(cache.rows.ticket)

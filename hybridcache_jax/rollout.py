@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hybridcache_jax.codes import Provenance, Reason
-from hybridcache_jax.identity import Identity
+from hybridcache_jax.identity import LONGEST_ID, Identity
 
 
 class Scope(enum.IntEnum):
@@ -45,11 +45,6 @@ class Scope(enum.IntEnum):
 
 
 _NAMES = {scope.name.lower(): scope for scope in Scope}
-
-
-LONGEST_ID = 128
-"""Characters of a request's or a session's id, or of a namespace: the index keeps
-them, and its plan counts them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

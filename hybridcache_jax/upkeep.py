@@ -5,7 +5,7 @@ never be resumed are dropped, and what nobody claims any more is freed as dead w
 None of it stamps a cache as the newest: that is done once, when all has gone well.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -16,7 +16,6 @@ from hybridcache_jax.claims import Holds
 from hybridcache_jax.codes import Reason
 from hybridcache_jax.forms import RULES, Remedy
 from hybridcache_jax.host_facts import HostFacts
-from hybridcache_jax.identity import Identity
 from hybridcache_jax.lineage import with_tables
 from hybridcache_jax.observe.declarations import Why
 from hybridcache_jax.observe.watch import Watch
@@ -25,9 +24,7 @@ from hybridcache_jax.points import At, Point
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache, StateTable
-
-# Version of identities that have never written; blocks count from 1.
-UNKNOWN = 0
+from hybridcache_jax.versions import Versions
 
 # A claim that is true on the device or in an outer tier.
 ANYWHERE = (Reason.OK, Reason.IN_OUTER_TIER)
@@ -40,7 +37,7 @@ class Upkeep:
         self,
         plan: CapacityPlan,
         index: PrefixIndex,
-        versions: Mapping[Identity, int],
+        versions: Versions,
         outer: Outer | None,
         watch: Watch,
         at: At,
@@ -50,7 +47,7 @@ class Upkeep:
         Args:
           plan: the plan of the caches.
           index: the claims.
-          versions: ids of identities in the facts; it may grow.
+          versions: numbers of identities in the facts.
           outer: where evicted blocks go, if anywhere.
           watch: counts what is lost.
           at: called with every point that is passed.
@@ -74,7 +71,7 @@ class Upkeep:
 
     def holds(self, now: HostFacts, key: Key, good: tuple[Reason, ...]) -> Holds:
         """Which claims under a key hold: those of which one of ``good`` is true."""
-        version = np.int32(self._versions.get(key.identity, UNKNOWN))
+        version = np.int32(self._versions.of(key.identity))
 
         def holds(number, ids, epochs, first):
             found = now.reasons(number, ids, epochs, version, first, key.provenance)

@@ -168,7 +168,7 @@ def stored(prefixes, identity=ME, **ids):
     """Puts true claims for ``P[:8]`` in, as a run that published would."""
     key = prefixes.cold_plan(P, identity, **ids).key
     cache = hc.init(PLAN)
-    table, version = cache.tables[0], prefixes._version(key.identity)
+    table, version = cache.tables[0], prefixes._version(cache, key.identity)
     ids_of = np.arange(2, dtype=np.int32)
     columns = {"stage": 2, "form": int(Form.FULL_KV), "version": version, "kept": True}
     table = dataclasses.replace(

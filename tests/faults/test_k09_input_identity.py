@@ -169,14 +169,23 @@ WRONG = {
     "a truth value": [(1, 3, True)],
     "a number with a fraction": [(1, 3, 1.5)],
     "a mutable id": [(1, 3, bytearray(b"1"))],
+    "a long text": [(1, 3, "é" * 129)],
+    "long bytes": [(1, 3, b"1" * 129)],
+    "a long number": [(1, 3, -(2**1024))],
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_contents_that_are_none_are_refused(what):
     session = toy.Session(toy.fine())
-    with pytest.raises(ValueError, match=r"span \[|content id is"):
+    with pytest.raises(ValueError, match=r"span \[|content id (is|has)"):
         match(session, PICTURE, WRONG[what])
+
+
+def test_the_longest_content_ids_are_taken():
+    session = toy.Session(toy.fine())
+    for content in ("é" * 128, b"1" * 128, 2**1024 - 1):
+        match(session, PICTURE, [(1, 3, content)])
 
 
 # Through the façade, with blocks of one token.

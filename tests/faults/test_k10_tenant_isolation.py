@@ -13,7 +13,14 @@ import toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybridcache_jax import LeaseError, Reason, Verdict, eviction
+from hybridcache_jax import (
+    HybridCacheError,
+    LeaseError,
+    Reason,
+    Verdict,
+    eviction,
+    versions,
+)
 
 # Few tokens, so that tenants store and ask for each other's prefixes.
 TOKENS = st.lists(st.integers(1, 2), min_size=1, max_size=12)
@@ -124,3 +131,35 @@ def test_a_plan_of_another_tenant_is_of_no_use():
     assert session.cache is before
     lease = session.acquire(theirs)
     session.check(lease, toy.P[:8])
+
+
+def test_a_tenant_that_left_nothing_is_forgotten_and_its_number_too(monkeypatch):
+    """Many come and go beside one that stored and one that runs."""
+    monkeypatch.setattr(versions, "_SPARE", 3)
+    session, prompt = toy.Session(toy.only_full()), [1, 2, 1, 2, 2, 1, 1, 1]
+    store(session, "a", prompt)
+    running = session.acquire(match(session, "b", prompt))
+    session.feed(running, prompt)
+    numbers = [int(session.cache.rows.version[running.row])]
+    for guest in [*range(12), 0]:
+        lease = session.acquire(match(session, f"guest {guest}", prompt))
+        numbers.append(int(session.cache.rows.version[lease.row]))
+        session.release(lease, publish=False)
+    # Two are alive; no number, not even that of the guest who came twice, comes again.
+    assert len(session.prefixes._versions) <= 2 * 2 + 3
+    assert len(set(numbers)) == len(numbers)
+    session.release(running)
+    for tenant in "ab":
+        plan = match(session, tenant, [*prompt, 1])
+        assert (plan.verdict, plan.length) == (Verdict.RESUMABLE, 8)
+        lease = session.acquire(plan)
+        session.check(lease, prompt)
+        session.release(lease, publish=False)
+
+
+def test_there_is_no_number_beyond_int32():
+    numbers, known = versions.Versions(), toy.only_full().identity
+    numbers.adopt({known: 2**31 - 1})
+    assert numbers.give(known) == 2**31 - 1
+    with pytest.raises(HybridCacheError, match="more than int32"):
+        numbers.give(known.within("another"))
