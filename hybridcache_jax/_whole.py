@@ -9,7 +9,7 @@ def whole(name: str, value: Any, *, least: int = 0, most: int = 2**31 - 1) -> in
 
     Args:
       name: what the caller calls it.
-      value: an integer of Python or NumPy.
+      value: an integer of Python or NumPy; a truth value is none.
       least: smallest that is taken.
       most: largest that is taken.
 
@@ -17,7 +17,7 @@ def whole(name: str, value: Any, *, least: int = 0, most: int = 2**31 - 1) -> in
       ValueError: if it is none.
     """
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
     if number is None or not least <= number <= most:

@@ -260,11 +260,16 @@ class CapacityPlan:
             "stored tokens"
             for pool in cost.pools
         ]
-        if cost.pools:
+        if cost.pools and cost.deepest_hit:
             lines.append(
-                f"in stored sequences of {cost.length} tokens a hit runs "
-                f"{cost.mean_replayed:.0f} tokens again on average, "
-                f"{cost.most_replayed} at most, {cost.end_replayed} at the end"
+                f"in stored sequences of {cost.length} tokens a hit, at most at "
+                f"{cost.deepest_hit}, runs {cost.mean_replayed:.0f} tokens again on "
+                f"average, {cost.most_replayed} at most, {cost.end_replayed} at the end"
+            )
+        elif cost.pools:
+            lines.append(
+                f"of sequences of {cost.length} tokens nothing is stored, and nothing "
+                "hits: no form grows with the history and none is kept at a point"
             )
         return "\n".join(lines)
 

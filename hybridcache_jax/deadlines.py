@@ -50,7 +50,8 @@ def deadline_at(cache: HybridCache, ticks: int | None) -> int:
     if ticks is None:
         return NEVER
     left = NEVER - 1 - int(cache.clock)
-    if not isinstance(ticks, int | np.integer) or not 1 <= ticks <= left:
+    whole = isinstance(ticks, int | np.integer) and not isinstance(ticks, bool)
+    if not whole or not 1 <= ticks <= left:
         raise ValueError(
             f"A deadline of {ticks} ticks: expected 1 to {left}, whole, for the "
             f"clock counts to {NEVER}; or give None for the default."

@@ -40,11 +40,23 @@ class Retention:
 
     Attributes:
       keep: the kind of policy.
-      tokens: distance of the points of ``EVERY``; 0 for every grid point.
+      tokens: distance of the points of ``EVERY``; 0 for every grid point, and for the
+        other kinds.
+
+    Raises:
+      ValueError: for a kind that is no :class:`Keep`, and for a distance that is no
+        whole number, negative, beyond int32, or beside another kind.
     """
 
     keep: Keep
     tokens: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.keep, Keep):
+            raise ValueError(f"The kind of a Retention is a Keep, got {self.keep!r}.")
+        most = 2**31 - 1 if self.keep is Keep.EVERY else 0
+        tokens = whole("The distance of a Retention", self.tokens, most=most)
+        object.__setattr__(self, "tokens", tokens)
 
     @classmethod
     def every_block(cls) -> "Retention":
@@ -77,7 +89,10 @@ class Retention:
 
     @classmethod
     def none(cls) -> "Retention":
-        """Nowhere: every hit is replayed."""
+        """Nowhere: every hit is replayed.
+
+        Where no form grows with the history, nothing is stored and nothing hits.
+        """
         return cls(Keep.NONE)
 
     def __str__(self) -> str:

@@ -4,6 +4,9 @@ A hit stands at a grid point up to which the history is stored.  It is resumed a
 deepest point that keeps every bounded form, or replayed from where ``replay`` says;
 the latest of those starts is what it costs.  No checkpoint is missed: each is
 taken wherever it is kept.
+
+Where no form grows with the history, it is stored up to the last point that keeps one:
+no hit stands behind that, and where none does there is no hit at all.
 """
 
 import dataclasses
@@ -14,6 +17,7 @@ import numpy as np
 from hybridcache_jax.forms import RULES, Form
 from hybridcache_jax.replay import (
     bases,
+    companions,
     last_of,
     latest_start,
     replay_start,
@@ -52,13 +56,15 @@ class RetentionCost:
       pools: in the order of the spec.
       length: tokens of the stored sequence that was looked at; under ``ends`` both its
         prompt and its output end there.
-      most_replayed: tokens run again, at worst over all grid points of the sequence.
+      deepest_hit: its last grid point up to which it is stored; 0 if it never hits.
+      most_replayed: tokens run again, at worst over all grid points up to that one.
       mean_replayed: the same on average, every grid point alike.
-      end_replayed: tokens run again by a hit at the sequence's last grid point.
+      end_replayed: tokens run again by a hit at that last one.
     """
 
     pools: tuple[PoolCost, ...]
     length: int
+    deepest_hit: int
     most_replayed: int
     mean_replayed: float
     end_replayed: int
@@ -88,6 +94,11 @@ def retention_cost(
     def all_keep(pools: Sequence[int]) -> np.ndarray:
         return np.all([np.ones(len(points), bool), *(kept[n] for n in pools)], axis=0)
 
+    if len(kept) == len(spec.pools):
+        # As in publication: behind the last point of use nothing is claimed.
+        of_use = [points[all_keep(companions(spec, number))] for number in kept]
+        points = points[points <= max(each.max(initial=0) for each in of_use)]
+        kept = {number: there[: len(points)] for number, there in kept.items()}
     resumed = np.maximum.accumulate(np.where(all_keep(list(kept)), points, 0))
     start = np.maximum(resumed, replay_start(spec, points, points[all_keep(states)]))
     for base in bases(spec)[1:]:
@@ -109,6 +120,7 @@ def retention_cost(
     return RetentionCost(
         pools=tuple(costs),
         length=length,
+        deepest_hit=int(points[-1]) if len(points) else 0,
         most_replayed=int(again.max(initial=0)),
         mean_replayed=float(again.mean()) if len(again) else 0.0,
         end_replayed=int(again[-1]) if len(again) else 0,

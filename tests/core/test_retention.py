@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import hybridcache_jax as hc
 from hybridcache_jax import Chunk, Entries, Entry, Form, LayerSpec, Retention, Window
-from hybridcache_jax.retention import point_blocks
+from hybridcache_jax.retention import Keep, point_blocks
 
 ROW = Entry.kv(1, 2)
 WINDOW = LayerSpec(local=Window(10, ROW))
@@ -196,6 +196,16 @@ def test_policies_that_cannot_be(retention, message):
 def test_a_distance_is_positive():
     with pytest.raises(ValueError, match=r"got 0"):
         Retention.every(0)
+    for wrong in (
+        (Keep.EVERY, -5),
+        (Keep.ENDS, 8),
+        (Keep.NONE, 1.5),
+        (Keep.EVERY, True),
+    ):
+        with pytest.raises(ValueError, match="distance of a Retention must be a whole"):
+            Retention(*wrong)
+    with pytest.raises(ValueError, match="is a Keep, got 'every'"):
+        Retention("every")
 
 
 def test_equal_policies_are_equal_plans():
@@ -247,9 +257,12 @@ def law(layers, point, checkpoints):
     state=POLICIES,
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=3),
     recurrent=st.booleans(),
+    grows=st.booleans(),
     length=st.integers(1, 130),
 )
-def test_what_a_hit_costs(window, state, sizes, recurrent, length):
+@example(Retention.none(), Retention.none(), [3, 6], False, False, 20)
+@example(Retention.every(16), Retention.none(), [3, 6], False, False, 31)
+def test_what_a_hit_costs(window, state, sizes, recurrent, grows, length):
     """Against every grid point in turn, in plain Python."""
     kinds = [LayerSpec(local=Window(size, ROW)) for size in sizes]
     kept = {Form.SWA_WINDOW: kept_points(window, length, length)}
@@ -260,7 +273,16 @@ def test_what_a_hit_costs(window, state, sizes, recurrent, length):
         kept[Form.RECURRENT_STATE] = kept_points(state, length, length)
         policy[Form.RECURRENT_STATE] = state
         layers = ["state", *layers]
-    spec = hc.CacheSpec.from_layers([*kinds, FULL], block_tokens=GRID)
+    last = length
+    if not grows:
+        # A state is of use alone: it lies lowest.  A window of 1 is kept by requiring
+        # nothing.
+        if set(sizes) == {1}:
+            kept[Form.SWA_WINDOW] = set(range(GRID, length + 1, GRID))
+        lowest = Form.RECURRENT_STATE if recurrent else Form.SWA_WINDOW
+        last = max((p for p in kept[lowest] if p <= length), default=0)
+    kinds = [*kinds, FULL] if grows else kinds
+    spec = hc.CacheSpec.from_layers(kinds, block_tokens=GRID)
     made = hc.plan_capacity(
         spec,
         budget="8MiB",
@@ -272,7 +294,7 @@ def test_what_a_hit_costs(window, state, sizes, recurrent, length):
         backend="cpu",
     )
     again = []
-    for point in range(GRID, length + 1, GRID):
+    for point in range(GRID, last + 1, GRID):
         both = set.intersection(*kept.values())
         resumed = max((p for p in both if p <= point), default=0)
         states = kept.get(Form.RECURRENT_STATE, set())
@@ -281,6 +303,8 @@ def test_what_a_hit_costs(window, state, sizes, recurrent, length):
     assert cost.most_replayed == max(again, default=0)
     assert cost.end_replayed == (again[-1] if again else 0)
     assert cost.mean_replayed == pytest.approx(sum(again) / max(len(again), 1))
+    assert cost.deepest_hit == last - last % GRID
+    assert ("nothing hits" in made.report()) == (not again)
 
 
 def test_the_report_states_the_cost():
@@ -306,6 +330,7 @@ def test_the_report_states_the_cost():
     text = made.report()
     assert "swa_window.0 is kept at every 40 tokens" in text
     assert "9 at most, 0 at the end" in text
+    assert "a hit, at most at 80, runs" in text
 
 
 @pytest.mark.parametrize("chunks", [Retention.none(), Retention.ends()])

@@ -72,7 +72,7 @@ def test_a_block_size_for_what_is_no_form_is_not_ignored(name):
         hc.Retention.every,
     ],
 )
-@pytest.mark.parametrize("wrong", [1.5, 64.0, "4", 0, -1, 2**31, None])
+@pytest.mark.parametrize("wrong", [1.5, 64.0, "4", 0, -1, 2**31, None, True])
 def test_windows_and_distances(make, wrong):
     with pytest.raises(ValueError, match="must be a whole number"):
         make(wrong)

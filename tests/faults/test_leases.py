@@ -162,7 +162,7 @@ def test_only_a_lease_that_holds_is_renewed():
     np.testing.assert_array_equal(np.asarray(cache.tables[0].pins), pins)
 
 
-@pytest.mark.parametrize("deadline", [0, -1, LAST, 2**40])
+@pytest.mark.parametrize("deadline", [0, -1, LAST, 2**40, True])
 def test_a_deadline_that_the_clock_does_not_reach_is_refused(deadline):
     session = fresh()
     lease = session.admit([])

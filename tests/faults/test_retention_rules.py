@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridcache_jax import Form, Retention, Verdict
+from hybridcache_jax.retention_cost import retention_cost
 from hybridcache_jax.testing import toy as library
 
 ENDS, NONE = Retention.ends(), Retention.none()
@@ -249,3 +250,26 @@ def test_ends_resume_the_same_prompt_a_longer_one_and_the_next_turn():
         session.feed(lease, asked[point:])
         session.check(lease, asked)
         session.release(lease, publish=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kinds", "policy"),
+    [
+        ((toy.window(3), toy.window(6)), "none"),
+        ((toy.window(3), toy.window(6)), "every 8"),
+        ((toy.chunk(8),), "none"),
+    ],
+)
+def test_the_cost_is_what_hits_run_again_where_nothing_grows(kinds, policy):
+    model = toy.model(kinds, blocks=2, retention=POLICIES[policy])
+    session = toy.Session(model)
+    session.store(BASE, (2,), each=True)
+    plans = [session.match([*BASE[:n], 0]) for n in range(2, len(BASE) + 1, 2)]
+    hits = [plan for plan in plans if plan.claimed_length == plan.num_tokens - 1]
+    again = [plan.claimed_length - plan.start for plan in hits]
+    cost = retention_cost(model.plan.spec, model.plan.policy, len(BASE))
+    assert cost.deepest_hit == max((plan.claimed_length for plan in hits), default=0)
+    assert cost.most_replayed == max(again, default=0)
+    assert cost.mean_replayed == pytest.approx(sum(again) / max(len(again), 1))
+    assert (cost.deepest_hit == 0) == (policy == "none" and len(kinds) == 2)
