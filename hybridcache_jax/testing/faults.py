@@ -15,6 +15,7 @@ eviction cut short             ``Interrupt(Point.EVICTION_...)``
 publication cut short          ``Interrupt(Point.PUBLISH_CLAIMED)``
 load fails, comes late         ``FaultyTier.fail``, ``FaultyTier.delay``
 save fails                     ``FaultyTier.fail_stores``
+save to a store cut short      ``stores.MemoryStore.cut``, after so many writes
 torn save, flipped bit, other  ``FaultyTier.damage`` with ``torn``, ``flipped`` and
 layout on the way back         ``other_layout``
 block gone behind the index    ``lose``

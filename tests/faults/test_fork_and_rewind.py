@@ -297,6 +297,27 @@ def test_a_row_does_not_go_back_into_what_it_replayed():
     assert at == [0, 12, 13]
 
 
+def test_a_row_that_is_forked_in_a_replay_replays_to_the_end():
+    """The child knows the ids as its parent does, and where its own entries begin."""
+    session = fresh(toy.fine())
+    session.store(list(toy.P))
+    session.evict(hc.Form.SWA_WINDOW)
+    prompt = [*toy.P, 3]
+    parent = session.admit(prompt)
+    assert (parent.plan.start, parent.plan.length) == (7, 12)
+    session.feed(parent, prompt[7:9])
+    child = fork(session, parent)
+    for lease in (child, parent):
+        (status,), _ = session.run((lease, [prompt[9] + 1, *prompt[10:]]))
+        assert status == hc.Status.OTHER_TOKEN
+        session.feed(lease, prompt[9:], [1])
+        session.check(lease, prompt)
+        # Within what was replayed there is nothing to go back to, in either row.
+        at = [length for length in range(14) if can_rewind(session, lease, length)]
+        assert at == [0, 12, 13]
+        session.release(lease)
+
+
 def test_no_room_for_the_copy_loses_nothing():
     session = fresh(toy.only_full())
     lease = session.admit([])

@@ -49,9 +49,13 @@ def aligned(block_bytes, ids, unit, xp=np):
 
 
 def test_b84_page_times_stride_beyond_32_bits():
-    """1048577 x 16384 wraps to page 1; 131072 x 16384 is 2^31 exactly."""
+    """1048577 x 16384 = 17179885568 wraps to page 1; 131072 x 16384 is 2^31 exactly."""
     pages = [1, 131_072, 1_048_577]
-    assert np.int32(1_048_577 * 16_384 & LAST) == 16_384
+    addresses = [16_384, 2**31, 17_179_885_568]
+    assert [page * 16_384 for page in pages] == addresses
+    # In 32 bits these are pages 1, none and 1 again.
+    wrapped = np.array(addresses).astype(np.int32)
+    assert wrapped.tolist() == [16_384, -(2**31), 16_384]
     for xp in (np, jnp):
         assert aligned(16_384, pages, 16_384, xp) == [Reason.OK] * 3
         assert aligned(16_380, pages, 32_768, xp) == [Reason.MISALIGNED] * 3

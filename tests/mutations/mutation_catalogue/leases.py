@@ -102,6 +102,26 @@ LEASES = (
         ),
     ),
     Mutation(
+        "fork-without-known",
+        "sequences.py",
+        '"since", "held", "known")',
+        '"since", "held")',
+        "a row forked in a replay runs other tokens than those that it reads of",
+        (
+            "tests/faults/test_fork_and_rewind.py::test_a_row_that_is_forked_in_a_replay_replays_to_the_end",
+        ),
+    ),
+    Mutation(
+        "fork-without-since",
+        "sequences.py",
+        '"length", "since", "held"',
+        '"length", "held"',
+        "a row forked in a replay is stale for want of what its parent never had",
+        (
+            "tests/faults/test_fork_and_rewind.py::test_a_row_that_is_forked_in_a_replay_replays_to_the_end",
+        ),
+    ),
+    Mutation(
         "finished-block-written-again-in-place",
         "sequences.py",
         "again = (number == last[:, None]) & inside[:, None] & sealed",

@@ -62,6 +62,14 @@ RETENTION = (
         (_POLICIES + "test_a_row_holds_back_its_last_grid_point",),
     ),
     Mutation(
+        "hits-promised-where-nothing-is-stored",
+        "retention_cost.py",
+        "if len(kept) == len(spec.pools):",
+        "if len(kept) > len(spec.pools):",
+        "the report promises hits to models of bounded forms that keep none",
+        (_POLICIES + "test_what_a_hit_costs",),
+    ),
+    Mutation(
         "checkpoints-alone-start-no-replay",
         "retention_cost.py",
         "points[all_keep(states)]",

@@ -2,12 +2,37 @@
 
 from .record import Mutation
 
+_TENANTS = "tests/faults/test_k10_tenant_isolation.py::"
 _ROLLOUT = "tests/core/test_rollout.py::"
 _CONTENTS = "tests/faults/test_k09_input_identity.py::"
 _COMPARE = "tests/faults/test_shadow_compare.py::"
 _PROVENANCE = "tests/faults/test_provenance.py::"
 
 SCOPES = (
+    Mutation(
+        "number-of-the-forgotten-comes-again",
+        "versions.py",
+        "            self._given += 1\n",
+        "            self._given = len(self._of) + 1\n",
+        "blocks of a tenant who is gone bear the number of another one",
+        (_TENANTS + "test_a_tenant_that_left_nothing_is_forgotten_and_its_number_too",),
+    ),
+    Mutation(
+        "running-tenants-forgotten",
+        "versions.py",
+        "if identity in names or number in numbers",
+        "if identity in names",
+        "what a row publishes is not found: its tenant has another number by then",
+        (_TENANTS + "test_a_tenant_that_left_nothing_is_forgotten_and_its_number_too",),
+    ),
+    Mutation(
+        "content-ids-of-any-size",
+        "contents.py",
+        "    if size > LONGEST_ID:\n",
+        "    if size > 8 * LONGEST_ID:\n",
+        "the index keeps what no budget has counted",
+        (_CONTENTS + "test_contents_that_are_none_are_refused",),
+    ),
     Mutation(
         "session-without-owner",
         "rollout.py",

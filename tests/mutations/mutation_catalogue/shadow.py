@@ -3,6 +3,7 @@
 from .record import Mutation
 
 _COMPARE = "tests/faults/test_shadow_compare.py::"
+_SUMS = "tests/faults/test_metrics_sums.py::"
 
 SHADOW = (
     Mutation(
@@ -12,6 +13,46 @@ SHADOW = (
         "self._watch.shadow_compared(equal=True)",
         "a wrong hit is found and no metric says so",
         (_COMPARE + "test_from_request_a_producer_falls_to_off",),
+    ),
+    Mutation(
+        "shadow-run-counts-as-a-prompt",
+        "prefix_cache.py",
+        "plan = plan.counted_to(len(ids)) if shadow else plan",
+        "plan = plan.counted_to(0)",
+        "what is run for a comparison counts as prompt tokens",
+        (_SUMS + "test_shadow_runs_count_apart",),
+    ),
+    Mutation(
+        "cold-row-stays-a-shadow",
+        "shadow.py",
+        "_serving(cold, point) if found else hit",
+        "cold if found else hit",
+        "what answers after a mismatch counts as run for the comparison",
+        (_SUMS + "test_shadow_runs_count_apart",),
+    ),
+    Mutation(
+        "overturned-hit-abandons-its-prompt",
+        "observe/watch.py",
+        "was.plan.counted_to(was.plan.num_tokens)",
+        "was.plan.counted_to(0)",
+        "a prompt that the cold row answers counts as abandoned",
+        (_SUMS + "test_shadow_runs_count_apart",),
+    ),
+    Mutation(
+        "forked-prompt-counts-twice",
+        "branching.py",
+        "plans[parent].counted_to(plans[parent].num_tokens)",
+        "plans[parent].counted_to(0)",
+        "a row forked in mid-prompt runs more of it than there is",
+        (_SUMS + "test_a_prompt_counts_once_whatever_becomes_of_its_rows",),
+    ),
+    Mutation(
+        "rewound-prompt-counts-twice",
+        "branching.py",
+        ").counted_to(before)",
+        ").counted_to(0)",
+        "what is run again after a rewind counts as prompt tokens",
+        (_SUMS + "test_a_prompt_counts_once_whatever_becomes_of_its_rows",),
     ),
     Mutation(
         "compared-one-entry-short",
