@@ -35,6 +35,7 @@ _DONE = frozenset(
         "prompt",
         "damage",
         "present",
+        "file",
         "shared",
         "unique",
         "states",
@@ -47,6 +48,7 @@ _FILLS = {
     "sgl-tier-11": {"reserve": "reserved", "reserve_extra": "reserved"},
     "lmc-fold-01": {"hit_chunks": "hit"},
     "trt-ssm-05": {"after_drop_hit": "hit"},
+    "lcp-slot-03": {"then_processed": "processed", "then_cached": "cached"},
 }
 # In an expectation: where to look, or what to compare with.
 _WHERE = frozenset({"key", "kl_vs"})

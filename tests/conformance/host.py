@@ -5,6 +5,7 @@ anything: the scenarios ask where blocks are, not what they hold.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -79,11 +80,14 @@ class Host:
         plan: hc.CapacityPlan,
         tier: Tier | None = None,
         metrics: hc.Metrics = hc.Metrics(),
+        **options: Any,
     ):
         self.plan = plan
         self.cache = hc.init(plan)
         policy = hc.ReusePolicy("namespace")
-        self.prefixes = hc.PrefixCache(plan, policy=policy, tier=tier, metrics=metrics)
+        self.prefixes = hc.PrefixCache(
+            plan, policy=policy, tier=tier, metrics=metrics, **options
+        )
 
     def put(self, cache: hc.HybridCache) -> None:
         assert violations(cache) == []

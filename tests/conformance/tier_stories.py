@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from engine_stories import SMALL, bound
-from host import Host, Sequence, Tier, hit
+from host import IDENTITY, Host, Sequence, Tier, hit
 from scenario_spec import layout, plan
 from tree_steps import VERDICTS
 
 import hybridcache_jax as hc
 from hybridcache_jax.block_counts import minimum_blocks
 from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.testing.stores import Inline, MemoryStore
 
 CHUNKS = [{"kind": "full", "block_size": 16}]
 LATE = 10**6  # reads until something comes
@@ -293,6 +294,48 @@ def saved_slot(scenario: dict):
     yield "p4", "processed", expect["p4"]["processed"], processed
 
 
+def saved_file(scenario: dict):
+    """Saved by one process, restored by another, where it is of use to it.
+
+    There is no restoring by name: what a reader cannot use, it does not find.  The
+    picture stands first, for what stands before one is found by every reader.
+    """
+    groups, expect = scenario["groups"], scenario["steps"][0]["rows"]
+    long = "picture " * 16  # its id alone outgrows the context
+    prompt, picture = list(range(16)), [(0, 12, long)]
+    for number, (row, reader) in enumerate(zip(expect, ((), picture), strict=True)):
+        store, hosts = MemoryStore(), []
+        for _ in range(2):
+            capacity = plan(groups, length=16)
+            assert capacity.max_length < len(long)
+            tier = Tier(capacity, 64)
+            hosts.append(Host(capacity, tier, store=store, executor=Inline()))
+        writer, other = hosts
+        found = writer.prefixes.match(writer.cache, prompt, IDENTITY, contents=picture)
+        sequence = Sequence(prompt)
+        writer.open(sequence, found)
+        assert writer.run(sequence, len(prompt))
+        writer.close(sequence)
+        writer.put(writer.prefixes.flush(writer.cache))
+
+        def asked(host=other, reader=reader):
+            return host.prefixes.match(host.cache, prompt, IDENTITY, contents=reader)
+
+        wanted = asked()
+        restored = wanted.verdict == hc.Verdict.NEEDS_IO
+        if restored:
+            other.prefixes.load(other.cache, wanted)
+            (report,) = other.poll()
+            assert report.ready
+        yield str(number), "status", row["status"], 200 if restored else 400
+        processed = asked().tokens_to_run
+        all_of_it = row["then_processed"] == "all"
+        theirs = len(prompt) if all_of_it else row["then_processed"]
+        yield str(number), "processed", theirs, processed
+        if "then_cached" in row:
+            yield str(number), "cached", len(prompt) - 1, asked().length
+
+
 def idle_slot(scenario: dict):
     """Pushed out by other requests, it comes back from the tier."""
     host, tier = tiered(scenario["groups"], grids=256, **SMALL)
@@ -321,6 +364,7 @@ STORIES = {
     "O04": places,
     "F13": matched_and_pushed,
     "lcp-slot-01": saved_slot,
+    "lcp-slot-03": saved_file,
     "lcp-idle-01": idle_slot,
 }
 
