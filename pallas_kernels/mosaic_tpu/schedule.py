@@ -1,30 +1,10 @@
 """Which blocks a TPU kernel fetches, and when.  Plain arithmetic, for any arrays."""
 
-import dataclasses
-from collections.abc import Callable
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.reach import Reach
 from pallas_kernels.stored import Stored
-
-
-@dataclasses.dataclass(frozen=True)
-class Reach:
-    """Which keys a read is about, beyond what is written.
-
-    Attributes:
-      first_visible: positions ``[...]`` to the first position that a query there sees;
-        None for all.
-      most: most blocks that any row reads; None to let the longest row decide when the
-        read runs.
-      ring: whether the block table is a ring: block ``j`` in column ``j % C``.
-    """
-
-    first_visible: Callable[[jax.Array], jax.Array] | None = None
-    most: int | None = None
-    ring: bool = False
 
 
 def row_range(stored: Stored, width: int, position, since, end, reach: Reach):
