@@ -29,6 +29,7 @@ def top_units(
     positions: jax.Array,
     since: jax.Array,
     end: jax.Array,
+    tile_keys: int | None = None,
 ) -> jax.Array:
     """The ``k`` best units of each query.
 
@@ -48,12 +49,13 @@ def top_units(
         token lies at or before it.
       since: ``[B]`` int32, first position that counts.
       end: ``[B]`` int32, one past the last position written; 0 reads nothing.
+      tile_keys: keys of one turn of the loop, about; None for ``TILE_KEYS``.
 
     Returns:
       ``[B, T, G, k]`` int32 unit numbers, best first; -1 for unused places.
     """
     block_keys = block_tokens // key_tokens
-    per_tile = max(1, TILE_KEYS // block_keys)
+    per_tile = max(1, (tile_keys or TILE_KEYS) // block_keys)
     while per_tile * block_tokens % unit:
         per_tile += 1
     tile = per_tile * block_tokens

@@ -1,0 +1,84 @@
+"""Ranking the history on a GPU: scores by a kernel, the running top-k by XLA.
+
+Interpreted and compiled ahead of time only.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.indexer_scores import reference
+from pallas_kernels.mosaic_gpu.index_scores import score_blocks
+from pallas_kernels.source import Source
+
+# Keys that one turn of the loop scores: enough thread blocks for every multiprocessor.
+TILE_KEYS = 32768
+
+
+def top_units(
+    query: jax.Array,
+    weights: jax.Array,
+    source: Source,
+    blocks: jax.Array,
+    *,
+    scale: float,
+    groups: int,
+    k: int,
+    unit: int,
+    local_units: int,
+    skip_open: bool,
+    positions: jax.Array,
+    since: jax.Array,
+    end: jax.Array,
+    tile_keys: int = TILE_KEYS,
+    interpret=False,
+) -> jax.Array:
+    """The ``k`` best units of each query, as ``indexer_scores.api.top_units``.
+
+    Args:
+      query: ``[B, T, Hi, Di]``.
+      weights: ``[B, T, Hi]``.
+      source: the index pool's layer; one head.
+      blocks: ``[B, C]`` int32, id of block ``c`` in column ``c``; ids outside
+        ``[0, P)`` are not read.
+      scale: factor on the dot products.
+      groups: ``G``, selections per query; divides ``Hi``.
+      k: units selected.
+      unit: tokens per unit, a multiple of the tokens that a key stands for.
+      local_units: units nearest the query that are taken whatever their score.
+      skip_open: leave out the query's own unit while it is not complete.
+      positions: ``[B, T]`` int32; a query sees the keys whose last token lies at or
+        before its position.
+      since: ``[B]`` int32, first position that counts.
+      end: ``[B]`` int32, one past the last position written; 0 reads nothing.
+      tile_keys: keys of each row that one turn of the loop scores, about.
+      interpret: as ``plgpu.kernel`` takes it, or False.
+
+    Returns:
+      ``[B, T, G, k]`` int32 unit numbers, best first; -1 for unused places.
+
+    Raises:
+      ValueError: if the kernel does not accept the pool's layout.
+    """
+    tokens, capacity = source.stored.block_tokens, blocks.shape[1]
+    first = tokens * jnp.arange(capacity, dtype=jnp.int32)
+    needed = (first < end[:, None]) & (first + tokens > since[:, None])
+    return reference.top_units(
+        lambda ids: ids,
+        # What is beyond a row's end is not read, whatever the table says.
+        jnp.where(needed, blocks, source.num_blocks),
+        lambda ids: score_blocks(
+            query, weights, source, ids, scale=scale, groups=groups, interpret=interpret
+        ),
+        groups=groups,
+        k=k,
+        key_tokens=source.stored.entry_tokens,
+        unit=unit,
+        local_units=local_units,
+        skip_open=skip_open,
+        block_tokens=tokens,
+        num_blocks=source.num_blocks,
+        positions=positions,
+        since=since,
+        end=end,
+        tile_keys=min(tile_keys, capacity * source.stored.block_entries),
+    )
