@@ -1,4 +1,4 @@
-"""Mistakes in the TPU kernels."""
+"""Mistakes in the kernels for TPUs and GPUs."""
 
 import functools
 
@@ -9,6 +9,10 @@ _WINDOWS = ("tests/kernels/test_mosaic_tpu.py::test_windows",)
 _FETCHED = (
     "tests/kernels/test_mosaic_tpu.py::"
     "test_only_blocks_that_a_query_reaches_are_fetched",
+)
+_REGISTERS = ("tests/kernels/test_mosaic_gpu_fragments.py",)
+_COPIED = (
+    "tests/kernels/test_mosaic_gpu_blocks.py::test_only_what_a_row_needs_is_copied",
 )
 _Mutation = functools.partial(Mutation, package="pallas_kernels")
 
@@ -76,5 +80,45 @@ KERNELS = (
         "last = stop - 1",
         "steps beyond the last block fetch it in every place",
         _FETCHED,
+    ),
+    _Mutation(
+        "gpu-halves-of-a-value-swapped",
+        "mosaic_gpu/fragments.py",
+        "return halves.transpose(2, 0, 1, 3)",
+        "return halves.transpose(2, 0, 3, 1)",
+        "registers of a left operand stand in another order than mma reads them",
+        _REGISTERS,
+    ),
+    _Mutation(
+        "gpu-parts-of-a-query-swapped",
+        "mosaic_gpu/fragments.py",
+        "return halves.transpose(0, 2, 1)",
+        "return halves.transpose(2, 0, 1)",
+        "registers of a right operand stand in another order than mma reads them",
+        _REGISTERS,
+    ),
+    _Mutation(
+        "gpu-block-at-the-end-copied",
+        "mosaic_gpu/parts.py",
+        "needed = (start < end) &",
+        "needed = (start <= end) &",
+        "a block is copied that no query reaches",
+        _COPIED,
+    ),
+    _Mutation(
+        "gpu-ring-not-turned",
+        "mosaic_gpu/parts.py",
+        "column = jax.lax.rem(column, jnp.int32(columns))",
+        "column = jnp.int32(column)",
+        "a window reads the column of an older block",
+        _COPIED,
+    ),
+    _Mutation(
+        "gpu-weights-not-counted",
+        "mosaic_gpu/sizes.py",
+        "room = _SHARED_BYTES - _weights_bytes(stored, queries)",
+        "room = _SHARED_BYTES + (32 << 10)",
+        "a thread block asks for more shared memory than there is",
+        ("tests/kernels/test_mosaic_gpu_sizes.py",),
     ),
 )
