@@ -55,7 +55,7 @@ def bounded(
                 return plan
             lo, hi = required(pool.form, pool.geometry, point)
             start = min(start, lo if lo < hi else point)
-    seconds = cost.seconds(plan.num_tokens - start, 0)
+    seconds = cost.seconds(plan.num_tokens - start)
     if seconds >= plan.seconds or not _history_here(spec, facts, plan, version):
         return plan
     way = Alternative(
@@ -64,6 +64,7 @@ def bounded(
         start,
         (),
         plan.num_tokens - start,
+        0,
         0,
         seconds,
     )
@@ -75,6 +76,7 @@ def bounded(
         kept=(),
         seconds=seconds,
         bytes_to_load=0,
+        bytes_from_store=0,
         loads=tuple(np.zeros(0, np.int32) for _ in spec.pools),
         alternatives=(way, *plan.alternatives),
     )

@@ -11,7 +11,7 @@ from hybridcache_jax.state import StateTable
 from hybridcache_jax.validate import facts, readable
 
 if TYPE_CHECKING:
-    from hybridcache_jax.offload.places import Places
+    from hybridcache_jax.offload.host_tier import HostTier
 
 
 class Columns(NamedTuple):
@@ -36,19 +36,19 @@ class HostFacts:
         self,
         spec: CacheSpec,
         tables: tuple[StateTable, ...],
-        places: "tuple[Places, ...] | None" = None,
+        tier: "HostTier | None" = None,
     ):
         """Takes the facts as they are.
 
         Args:
           spec: pools, in the order of the others.
           tables: facts of blocks; each pool's are fetched when it is asked about.
-          places: facts of the outer tier, if there is one.
+          tier: the outer tier, if there is one.
         """
         self._spec = spec
         self._tables = tables
         self._columns: dict[int, Columns] = {}
-        self._places = places
+        self._tier = tier
 
     def hold(
         self,
@@ -95,14 +95,35 @@ class HostFacts:
             return found
         bad = np.flatnonzero(~good)
         found[bad] = facts(table, ids[bad], epochs[bad], first=first[bad], **claim)
-        if self._places is not None:
-            place = ids[bad] - (len(table.stage) + 1)
-            away = (place >= 0) & (place < len(self._places[pool].stage))
-            out = bad[away]
+        if self._tier is not None:
+            place, away = self._outside(pool, ids[bad])
+            out, places = bad[away], self._tier.places[pool]
             found[out] = facts(
-                self._places[pool], place[away], epochs[out], first=first[out], **claim
+                places, place[away], epochs[out], first=first[out], **claim
             )
         return found
+
+    def stored(self, pool: int, ids: np.ndarray) -> np.ndarray:
+        """Which claims name a place whose block lies in the store and not in memory.
+
+        Args:
+          pool: index of the pool.
+          ids: ``[N]`` int32 claimed blocks or places.
+
+        Returns:
+          ``[N]`` bool; whether a claim is true is another question.
+        """
+        found = np.zeros(len(ids), bool)
+        if self._tier is not None:
+            place, away = self._outside(pool, ids)
+            found[away] = self._tier.only_stored(pool)[place[away]]
+        return found
+
+    def _outside(self, pool: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids as places, and which of them are ones of the tier."""
+        assert self._tier is not None
+        place = ids - (len(self._facts(pool).stage) + 1)
+        return place, (place >= 0) & (place < len(self._tier.places[pool].stage))
 
     def _readable(
         self,

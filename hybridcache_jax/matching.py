@@ -64,6 +64,7 @@ def make_plan(
 
     needed = [required(pool.form, pool.geometry, claimed) for pool in spec.pools]
     reasons: list[np.ndarray] = []
+    stored: list[np.ndarray] = []
     if all(facts.hold(*look(n, positions)) for n, positions in enumerate(needed)):
         # It loads nothing and starts last: whatever loads and tokens cost, nothing is
         # better.
@@ -73,13 +74,17 @@ def make_plan(
         points = np.arange(0, claimed + 1, spec.grid, dtype=np.int32)
         whole = 0, claims.length
         reasons = [facts.reasons(*look(n, whole)) for n in range(len(spec.pools))]
-        solution = _solve(spec, points, len(tokens), reasons, cost)
+        stored = [
+            (why == int(Reason.IN_OUTER_TIER)) & facts.stored(n, claims.blocks[n])
+            for n, why in enumerate(reasons)
+        ]
+        solution = _solve(spec, points, len(tokens), reasons, stored, cost)
         reports = tuple(
             _report(pool, each, claimed)
             for pool, each in zip(spec.pools, reasons, strict=True)
         )
     reason, changed = _reason(index, tokens, contents, key, spec.grid, claimed, reports)
-    ways = proved_ways(spec, solution, reasons, len(tokens), cost)
+    ways = proved_ways(spec, solution, reasons, stored, len(tokens), cost)
     verdict = Verdict(int(solution.verdict))
     length, start = int(solution.point), int(solution.start)
     loads = (np.zeros(0, np.int32),) * len(spec.pools)
@@ -101,6 +106,7 @@ def make_plan(
         stored_token=claims.stored_token,
         asked_token=_asked_token(tokens, claims.shared),
         bytes_to_load=ways[0].bytes_to_load,
+        bytes_from_store=ways[0].bytes_from_store,
         seconds=ways[0].seconds,
         loads=loads,
         alternatives=ways,
@@ -136,7 +142,8 @@ def make_cold_plan(
         stored_token=-1,
         asked_token=-1,
         bytes_to_load=0,
-        seconds=cost.seconds(num_tokens, 0),
+        bytes_from_store=0,
+        seconds=cost.seconds(num_tokens),
         loads=(np.zeros(0, np.int32),) * len(spec.pools),
         alternatives=(),
         changed=(),
@@ -151,6 +158,7 @@ def _solve(
     points: np.ndarray,
     num_tokens: int,
     reasons: list[np.ndarray],
+    stored: list[np.ndarray],
     cost: CostModel,
 ) -> Solution:
     """Solves all points.
@@ -160,20 +168,25 @@ def _solve(
       points: ``[K]`` int32 candidates.
       num_tokens: length of the prompt.
       reasons: per pool, ``[N]`` int32 ``Reason`` of each claim.
+      stored: per pool, ``[N]`` bool, what of the outer tier lies in a store only.
       cost: rates.
     """
     # Plain ints: NumPy compares with an enum's member in 64 bits.
     here = [reason == int(Reason.OK) for reason in reasons]
     outer = [reason == int(Reason.IN_OUTER_TIER) for reason in reasons]
     away = outer if any(part.any() for part in outer) else None
-    checkpoints, checkpoints_away = _checkpoints(spec, here, away)
+    far = stored if any(part.any() for part in stored) else None
+    checkpoints, checkpoints_away, checkpoints_stored = _checkpoints(
+        spec, here, away, far
+    )
     return solve(
         spec,
         points,
         np.int32(num_tokens),
-        _holdings(spec, here, away, points),
+        _holdings(spec, here, away, far, points),
         checkpoints=checkpoints,
         checkpoints_away=checkpoints_away,
+        checkpoints_stored=checkpoints_stored,
         cost=cost,
     )
 
@@ -182,6 +195,7 @@ def _holdings(
     spec: CacheSpec,
     here: list[np.ndarray],
     away: list[np.ndarray] | None,
+    far: list[np.ndarray] | None,
     points: np.ndarray,
 ) -> Holdings:
     """What the claims come to, in the terms of ``validate.missing``.
@@ -190,6 +204,7 @@ def _holdings(
       spec: pools.
       here: per pool, ``[N]`` bool, what lies on the device.
       away: per pool, ``[N]`` bool, what lies in an outer tier; None for nothing.
+      far: per pool, ``[N]`` bool, what of that lies in a store only; likewise.
       points: ``[K]`` int32 candidates.
     """
 
@@ -205,7 +220,10 @@ def _holdings(
     if away is None:
         return Holdings(covered(here))
     anywhere = [good | outer for good, outer in zip(here, away, strict=True)]
-    return Holdings(covered(here), covered(anywhere))
+    if far is None:
+        return Holdings(covered(here), covered(anywhere))
+    near = [found & ~alone for found, alone in zip(anywhere, far, strict=True)]
+    return Holdings(covered(here), covered(anywhere), covered(near))
 
 
 def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -218,22 +236,27 @@ def _taken_at(pool: PoolSpec, held: np.ndarray, points: np.ndarray) -> np.ndarra
 
 
 def _checkpoints(
-    spec: CacheSpec, here: list[np.ndarray], away: list[np.ndarray] | None
-) -> tuple[np.ndarray | None, np.ndarray | None]:
+    spec: CacheSpec,
+    here: list[np.ndarray],
+    away: list[np.ndarray] | None,
+    far: list[np.ndarray] | None,
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
     """Where every recurrent pool has a checkpoint, and which of those lie away.
 
     Args:
       spec: pools.
       here: as for :func:`_holdings`.
       away: as for :func:`_holdings`.
+      far: likewise.
 
     Returns:
       ``[M]`` int32 ascending positions, None for models without recurrent layers; and
-      per recurrent pool ``[E, M]`` bool, None if no claim lies in an outer tier.
+      ``[E, M]`` bool, by recurrent pool, those away, None if no claim lies in an outer
+      tier, and those in a store only, None if no claim does.
     """
     taking = [n for n, pool in enumerate(spec.pools) if RULES[pool.form].exact]
     if not taking:
-        return None, None
+        return None, None, None
     positions = None
     for number in taking:
         pool = spec.pools[number]
@@ -244,10 +267,15 @@ def _checkpoints(
             on_its_grid = positions % pool.block_tokens == 0
             positions = positions[on_its_grid & _taken_at(pool, held, positions)]
     positions = np.asarray(positions, np.int32)
-    if away is None:
-        return positions, None
-    outer = [_taken_at(spec.pools[n], away[n], positions) for n in taking]
-    return positions, np.stack(outer)
+
+    def which(blocks: list[np.ndarray] | None) -> np.ndarray | None:
+        if blocks is None:
+            return None
+        return np.stack(
+            [_taken_at(spec.pools[n], blocks[n], positions) for n in taking]
+        )
+
+    return positions, which(away), which(far)
 
 
 def _held(pool: PoolSpec, point: int) -> FormReport:

@@ -34,10 +34,13 @@ class Holdings:
       device: per pool, readable now; as ``validate.satisfied`` takes it.
       anywhere: per pool, readable now or after loading from an outer tier; None if no
         outer tier holds anything, which spares work.
+      near: per pool, readable now or after loading from host memory; None if no block
+        lies in a store only, which spares work.
     """
 
     device: tuple[AnyArray, ...]
     anywhere: tuple[AnyArray, ...] | None = None
+    near: tuple[AnyArray, ...] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -97,6 +100,7 @@ def solve(
     *,
     checkpoints: Array | None = None,
     checkpoints_away: Array | None = None,
+    checkpoints_stored: Array | None = None,
     cost: CostModel = CostModel(),
 ) -> Solution:
     """Finds the cheapest proved way to resume.
@@ -116,6 +120,7 @@ def solve(
         have a checkpoint; None for models without.
       checkpoints_away: ``[E, M]`` bool, for each checkpoint pool in the order of the
         spec: does that checkpoint lie in an outer tier?  None if all are on the device.
+      checkpoints_stored: ``[E, M]`` bool, does it lie in a store only?  None if none.
       cost: rates by which waiting, replaying and recomputing are compared.
 
     Returns:
@@ -141,7 +146,13 @@ def solve(
 
     device_point = _deepest(points, allowed & ready)
     sources = origins(
-        spec, points, allowed, (holdings.device, each), checkpoints, checkpoints_away
+        spec,
+        points,
+        allowed,
+        (holdings.device, holdings.near, each),
+        checkpoints,
+        checkpoints_away,
+        checkpoints_stored,
     )
     best_start, replay_point, replay_base = _latest_replay(
         points, allowed & whole & ~ready, sources, device_point
@@ -152,6 +163,7 @@ def solve(
             spec,
             points,
             holdings.device,
+            holdings.near,
             (allowed & loadable, allowed & reachable),
             sources,
             xp.maximum(device_point, best_start),
@@ -235,6 +247,7 @@ def solve_batch(
     *,
     checkpoints: Array | None = None,
     checkpoints_away: Array | None = None,
+    checkpoints_stored: Array | None = None,
     cost: CostModel = CostModel(),
 ) -> Solution:
     """:func:`solve` for ``B`` requests at once, on JAX arrays.
@@ -247,6 +260,7 @@ def solve_batch(
       holdings: as for :func:`solve`, every array with a leading axis ``B``.
       checkpoints: ``[B, M]`` int32, or None.  Rows are padded in front with 0.
       checkpoints_away: ``[B, E, M]`` bool, or None.
+      checkpoints_stored: likewise.
       cost: one model for all.
 
     Returns:
@@ -254,7 +268,7 @@ def solve_batch(
     """
     points = jax.numpy.asarray(points)
 
-    def one(num_tokens, holdings, checkpoints, away):
+    def one(num_tokens, holdings, checkpoints, away, stored):
         return solve(
             spec,
             points,
@@ -262,10 +276,13 @@ def solve_batch(
             holdings,
             checkpoints=checkpoints,
             checkpoints_away=away,
+            checkpoints_stored=stored,
             cost=cost,
         )
 
-    return jax.vmap(one)(num_tokens, holdings, checkpoints, checkpoints_away)
+    return jax.vmap(one)(
+        num_tokens, holdings, checkpoints, checkpoints_away, checkpoints_stored
+    )
 
 
 def _latest_replay(

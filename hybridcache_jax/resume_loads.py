@@ -8,11 +8,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from hybridcache_jax._typing import Array
-from hybridcache_jax.cost import CostModel
+from hybridcache_jax.cost import Bytes, CostModel
 from hybridcache_jax.forms import RULES, Remedy
-from hybridcache_jax.origins import Origins
+from hybridcache_jax.origins import Origins, bytes_missing
 from hybridcache_jax.spec import CacheSpec
-from hybridcache_jax.validate import missing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +48,7 @@ def ways_that_load(
     spec: CacheSpec,
     points: Array,
     device: Sequence[Array],
+    near: Sequence[Array] | None,
     candidates: tuple[Array, Array],
     origins: Sequence[Origins],
     base: Array,
@@ -62,36 +62,37 @@ def ways_that_load(
       spec: pools and layers.
       points: ``[K]`` int32.
       device: per pool, what is held on the device, as ``validate.missing`` takes it.
+      near: the same with host memory; None if nothing lies in a store only.
       candidates: ``[K]`` bool twice: points whose forms are all held somewhere, and
         those where that is so of the forms that a replay cannot rebuild.
       origins: where replays can start.
       base: ``[]`` int32, where the best way that loads nothing starts.
       cost: rates.
     """
-    xp = points.__array_namespace__()
     loadable, reachable = candidates
-    history = bounded = xp.zeros(points.shape, xp.float32)
-    for pool, held in zip(spec.pools, device, strict=True):
-        blocks = missing(pool, points, held).astype(xp.float32)
-        nbytes = blocks * xp.float32(pool.block_bytes)
-        if RULES[pool.form].remedy is Remedy.REPLAY:
-            bounded = bounded + nbytes
-        else:
-            history = history + nbytes
+    bounded = [
+        number
+        for number, pool in enumerate(spec.pools)
+        if RULES[pool.form].remedy is Remedy.REPLAY
+    ]
+    growing = [number for number in range(len(spec.pools)) if number not in bounded]
+    history = bytes_missing(spec, growing, points, device, near)
+    rest = bytes_missing(spec, bounded, points, device, near)
 
-    def best(mask, starts, nbytes, number):
-        saved = cost.saved(starts - base, nbytes)
-        useful = mask & (nbytes > 0) & (starts > base)
-        return _best(points, useful, saved, starts, nbytes, number)
+    def best(mask, starts, first: Bytes, second: Bytes, number):
+        nbytes = Bytes(first.total + second.total, first.stored + second.stored)
+        saved = cost.saved(starts - base, nbytes) - cost.latency(nbytes)
+        useful = mask & (nbytes.total > 0) & (starts > base)
+        return _best(points, useful, saved, starts, nbytes.total, number)
 
-    load = best(loadable, points, history + bounded, 0)
+    load = best(loadable, points, history, rest, 0)
     load_replay = no_way(points)
     for number, origin in enumerate(origins):
-        starts, more = origin.cheapest(base, cost)
-        replays = reachable & (starts < points)
-        load_replay = _better(
-            load_replay, best(replays, starts, history + more, number)
-        )
+        for stored in (False,) if near is None else (False, True):
+            starts, more = origin.cheapest(base, cost, stored)
+            replays = reachable & (starts < points)
+            way = best(replays, starts, history, more, number)
+            load_replay = _better(load_replay, way)
     return load, load_replay
 
 
@@ -113,10 +114,14 @@ def _best(points, mask, saved, starts, nbytes, number: int) -> Way:
 
 
 def _better(one: Way, other: Way) -> Way:
-    """The better of two ways; of equals the one at the later point, then the first."""
+    """The better of two ways; of equals the one at the later point, then the first.
+
+    Two that keep the same are of one kind: of those the one that starts later.
+    """
     xp = one.point.__array_namespace__()
-    equal = (other.seconds == one.seconds) & (other.point > one.point)
-    take = (other.seconds > one.seconds) | equal
+    later = (other.base == one.base) & (other.start > one.start)
+    after = (other.point > one.point) | ((other.point == one.point) & later)
+    take = (other.seconds > one.seconds) | ((other.seconds == one.seconds) & after)
     return Way(
         *(
             xp.where(take, getattr(other, field.name), getattr(one, field.name))

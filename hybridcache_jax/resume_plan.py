@@ -75,6 +75,7 @@ class ResumePlan:
       stored_token: what the store has at that position; -1 if it has nothing there.
       asked_token: what the prompt has there; -1 if it ends, or nobody asked.
       bytes_to_load: bytes that must be loaded first; 0 unless the verdict is NEEDS_IO.
+      bytes_from_store: those of them that lie in the store and not in host memory.
       seconds: what loading and running cost by the rates of the moment.
       loads: per pool, ``[n]`` int32 ascending: the blocks of the prompt to load first.
         Block ``n`` holds the positions from ``n * block_tokens`` on, or the checkpoint
@@ -109,6 +110,7 @@ class ResumePlan:
     stored_token: int
     asked_token: int
     bytes_to_load: int
+    bytes_from_store: int
     seconds: float
     loads: tuple[np.ndarray, ...]
     alternatives: tuple[Alternative, ...]
@@ -221,8 +223,10 @@ class ResumePlan:
                 f"  {self.alignment_loss} shared tokens lie past the last resume point"
             )
         for way in self.alternatives:
-            size = format_bytes(way.bytes_to_load)
-            load = f"{size} to load, " if way.bytes_to_load else ""
+            load = ""
+            if way.bytes_to_load:
+                size = _size(way.bytes_to_load, way.bytes_from_store)
+                load = f"{size} to load, "
             lines.append(
                 f"  weighed: {way.verdict.name} at {way.length}, {load}"
                 f"{way.tokens_to_run} tokens to run, {way.seconds:.3g} s"
@@ -240,6 +244,7 @@ class ResumePlan:
             "num_tokens": self.num_tokens,
             "tokens_to_run": self.tokens_to_run,
             "bytes_to_load": self.bytes_to_load,
+            "bytes_from_store": self.bytes_from_store,
             "seconds": self.seconds,
             "loads": {
                 report.pool: blocks.tolist()
@@ -325,9 +330,15 @@ class ResumePlan:
         steps = [replay] if self.start < self.length else []
         if self.verdict == Verdict.NEEDS_IO:
             count = sum(len(blocks) for blocks in self.loads)
-            size = format_bytes(self.bytes_to_load)
+            size = _size(self.bytes_to_load, self.bytes_from_store)
             steps.insert(0, f"once {count} blocks ({size}) are loaded")
         return " ".join([f"resume at {self.length}", *steps]) + f", {run}"
+
+
+def _size(nbytes: int, from_store: int) -> str:
+    """Bytes to load, and from where."""
+    parts = (nbytes - from_store, "host memory"), (from_store, "the store")
+    return " and ".join(f"{format_bytes(n)} from {where}" for n, where in parts if n)
 
 
 def _as_json(content: ContentId | None) -> str | int | None:

@@ -66,8 +66,8 @@ class Upkeep:
 
     def facts(self, cache: HybridCache) -> HostFacts:
         """What is true of blocks, and of places outside, at this moment."""
-        places = self._outer and self._outer.tier.places
-        return HostFacts(self._plan.spec, cache.tables, places)
+        tier = None if self._outer is None else self._outer.tier
+        return HostFacts(self._plan.spec, cache.tables, tier)
 
     def holds(self, now: HostFacts, key: Key, good: tuple[Reason, ...]) -> Holds:
         """Which claims under a key hold: those of which one of ``good`` is true."""

@@ -30,6 +30,7 @@ class Alternative:
       kept: numbers of the pools whose forms at ``start`` a replay goes on from.
       tokens_to_run: positions run before decoding, the replay included.
       bytes_to_load: bytes that must come from an outer tier first.
+      bytes_from_store: those of them that lie in the store and not in host memory.
       seconds: what both cost by the rates of the moment.
     """
 
@@ -39,6 +40,7 @@ class Alternative:
     kept: tuple[int, ...]
     tokens_to_run: int
     bytes_to_load: int
+    bytes_from_store: int
     seconds: float
 
 
@@ -115,7 +117,7 @@ def blocks_to_load(
     return tuple(loads)
 
 
-def bytes_of(spec: CacheSpec, loads: Loads) -> int:
+def bytes_of(spec: CacheSpec, loads: Sequence[np.ndarray]) -> int:
     """Bytes of the blocks named per pool."""
     return sum(
         len(blocks) * pool.block_bytes
@@ -127,6 +129,7 @@ def proved_ways(
     spec: CacheSpec,
     solution: Solution,
     reasons: Sequence[np.ndarray],
+    stored: Sequence[np.ndarray],
     num_tokens: int,
     cost: CostModel,
 ) -> tuple[Alternative, ...]:
@@ -136,6 +139,7 @@ def proved_ways(
       spec: pools.
       solution: the solver's answer on the host.
       reasons: as for :func:`blocks_to_load`.
+      stored: per pool, ``[N]`` bool, which of the claimed blocks lie in the store only.
       num_tokens: length of the prompt.
       cost: rates.
 
@@ -169,13 +173,15 @@ def proved_ways(
             ways.add((verdict, int(length), int(first), int(base)))
 
     def priced(verdict: Verdict, length: int, first: int, base: int) -> Alternative:
-        tokens, nbytes = num_tokens - first, 0
+        tokens, nbytes, far = num_tokens - first, 0, 0
         kept = kept_pools(spec, base, length, first)
         if verdict == Verdict.NEEDS_IO:
             loads = blocks_to_load(spec, reasons, length, first, kept)
             nbytes = bytes_of(spec, loads)
-        seconds = cost.seconds(tokens, nbytes)
-        return Alternative(verdict, length, first, kept, tokens, nbytes, seconds)
+            alone = (of[blocks] for of, blocks in zip(stored, loads, strict=True))
+            far = bytes_of(spec, [np.flatnonzero(which) for which in alone])
+        seconds = cost.seconds(tokens, nbytes, far)
+        return Alternative(verdict, length, first, kept, tokens, nbytes, far, seconds)
 
     best = priced(*chosen)
     others = [priced(*way) for way in ways - {chosen}]

@@ -189,6 +189,12 @@ class HostTier:
         """Whether the block of a place has to be read from the store."""
         return place in self._stored[pool] and place not in self._payloads[pool]
 
+    def only_stored(self, pool: int) -> np.ndarray:
+        """``[Q]`` bool: places whose block lies in the store and not in memory."""
+        found = np.zeros(len(self.places[pool].stage), bool)
+        found[list(self._stored[pool].keys() - self._payloads[pool].keys())] = True
+        return found
+
     def lies(self, pool: int, place: int, where: BlockPlace) -> None:
         """The block of a place lies in the store, too."""
         self._stored[pool][place] = where

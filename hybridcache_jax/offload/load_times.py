@@ -59,5 +59,8 @@ class LoadTimes:
                 except Exception:
                     continue
                 if 0 <= seconds < math.inf:
-                    cost = cost.after_load(report.load.plan.bytes_to_load, seconds)
+                    plan = report.load.plan
+                    cost = cost.after_load(
+                        plan.bytes_to_load, seconds, from_store=plan.bytes_from_store
+                    )
         return cost

@@ -365,7 +365,7 @@ class Engine:
         codes = np.array(output.status)[: len(parts)].tolist()
         statuses = [Status(code) for code in codes]
         compiled = self.compiled_shapes > shapes or not self._warm
-        if not compiled and max(map(len, chunks)) == self.buckets.max_chunk:
+        if not compiled:
             self._measured(chunks, statuses, time.perf_counter() - begun)
         for seq, ids, status in zip(ready, chunks, statuses, strict=True):
             self.metrics.ran(seq.lease.plan, seq.position, len(ids), status)
@@ -378,7 +378,10 @@ class Engine:
         parts = zip(chunks, statuses, strict=True)
         tokens = sum(len(ids) for ids, status in parts if status == Status.OK)
         if tokens:
-            self.prefixes.cost = self.prefixes.cost.after_run(tokens, seconds)
+            cost, whole = self.prefixes.cost, self.buckets.max_chunk
+            chunked = max(map(len, chunks)) == whole
+            fold = cost.after_run if chunked else cost.after_short_run
+            self.prefixes.cost = fold(tokens, seconds)
 
     def _next_tokens(self, seq: Sequence) -> list[int]:
         return next_tokens(self.plan, self.buckets.max_chunk, seq)

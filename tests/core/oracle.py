@@ -14,6 +14,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import NamedTuple
 
 Held = Mapping[tuple[int, str], set[int]]
 
@@ -236,30 +237,49 @@ class Pool:
     block_bytes: int
 
 
+class Rates(NamedTuple):
+    """What tokens, bytes and loads cost, and a run besides its tokens."""
+
+    token: Fraction
+    byte: Fraction
+    load: Fraction
+    store_byte: Fraction
+    store_load: Fraction
+    run: Fraction
+
+
 @dataclasses.dataclass(frozen=True)
 class Way:
     """One proved way to go on: what is loaded, then run, up to the resume point.
 
     ``loads`` has a set per pool: numbers of blocks or, for a pool of recurrent states,
-    positions of checkpoints.  ``kept`` are the pools that a replay goes on from.
+    positions of checkpoints.  ``stored`` are those of them that lie in the store only.
+    ``kept`` are the pools that a replay goes on from.
     """
 
     verdict: str
     point: int
     start: int
     loads: tuple[frozenset[int], ...]
+    stored: tuple[frozenset[int], ...]
     kept: tuple[int, ...] = ()
 
-    def nbytes(self, pools) -> int:
-        """Bytes to load."""
+    def nbytes(self, pools, of=None) -> int:
+        """Bytes to load, or of some blocks."""
         return sum(
             pool.block_bytes * len(blocks)
-            for pool, blocks in zip(pools, self.loads, strict=True)
+            for pool, blocks in zip(pools, of or self.loads, strict=True)
         )
 
-    def cost(self, pools, num_tokens: int, per_token: Fraction, per_byte: Fraction):
+    def cost(self, pools, num_tokens: int, rates: "Rates"):
         """Seconds to load and to run."""
-        return (num_tokens - self.start) * per_token + self.nbytes(pools) * per_byte
+        seconds = rates.run + (num_tokens - self.start) * rates.token
+        if not any(self.loads):
+            return seconds
+        far = self.nbytes(pools, self.stored)
+        near = self.nbytes(pools) - far
+        fixed = max(rates.load, rates.store_load) if far else rates.load
+        return seconds + fixed + near * rates.byte + far * rates.store_byte
 
     @property
     def trouble(self) -> int:
@@ -319,17 +339,18 @@ class Prompt:
             if self.needs(start)[n] and not self.exact(point, start, self.bounded - {n})
         )
 
-    def ways(self, points, num_tokens: int, device, anywhere) -> list[Way]:
+    def ways(self, points, num_tokens: int, device, near, anywhere) -> list[Way]:
         """Every way there is.
 
         Args:
           points: legal resume points.
           num_tokens: length of the prompt; its last token is always run.
           device: per pool, positions held; for recurrent states those of checkpoints.
-          anywhere: likewise, the outer tier included.
+          near: likewise, host memory included.
+          anywhere: likewise, the store included, too.
         """
         none = (frozenset(),) * len(self.pools)
-        found = [Way("NEEDS_FULL_RECOMPUTE", 0, 0, none)]
+        found = [Way("NEEDS_FULL_RECOMPUTE", 0, 0, none, none)]
         for point in points:
             if not 0 < point <= num_tokens - 1:
                 continue
@@ -337,19 +358,20 @@ class Prompt:
             loads = self._loads(needs, device, anywhere)
             if loads is not None:
                 verdict = "NEEDS_IO" if any(loads) else "RESUMABLE"
-                found.append(Way(verdict, point, point, loads))
+                far = self._loads(needs, near, anywhere)
+                found.append(Way(verdict, point, point, loads, far))
             if any(
                 pool.part in GROWING and not need <= there
                 for pool, need, there in zip(self.pools, needs, anywhere, strict=True)
             ):
                 continue
             for start, kept in self._starts(point, points, anywhere):
-                loads = self._loads(
-                    self._in_replay(point, start, kept), device, anywhere
-                )
+                replay = self._in_replay(point, start, kept)
+                loads = self._loads(replay, device, anywhere)
                 if loads is not None:
                     verdict = "NEEDS_IO" if any(loads) else "NEEDS_PARTIAL_RECOMPUTE"
-                    found.append(Way(verdict, point, start, loads, kept))
+                    far = self._loads(replay, near, anywhere)
+                    found.append(Way(verdict, point, start, loads, far, kept))
         return found
 
     def _starts(self, point: int, points, anywhere) -> list[tuple[int, tuple]]:
@@ -395,11 +417,10 @@ class Prompt:
             loads.append(away)
         return tuple(loads)
 
-    def best(self, ways, num_tokens: int, per_token: Fraction, per_byte: Fraction):
+    def best(self, ways, num_tokens: int, rates: Rates):
         """The ways that are as cheap and as little trouble as any, and their cost."""
         ranked = [
-            (way.cost(self.pools, num_tokens, per_token, per_byte), way.trouble, way)
-            for way in ways
+            (way.cost(self.pools, num_tokens, rates), way.trouble, way) for way in ways
         ]
         least = min(rank[:2] for rank in ranked)
         return [way for *rank, way in ranked if tuple(rank) == least], least[0]

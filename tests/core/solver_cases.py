@@ -18,9 +18,10 @@ from hybridcache_jax.spec import CacheSpec
 
 ROW = Entry.kv(1, 2)
 # Powers of two: costs are exact in float32 and float64 alike.
-FREE_LOADS = CostModel(seconds_per_token=1.0, seconds_per_byte=0.0)
-FAIR = CostModel(seconds_per_token=1.0, seconds_per_byte=2.0**-8)
-SLOW_LOADS = CostModel(seconds_per_token=1.0, seconds_per_byte=1.0)
+FREE_LOADS = CostModel(1.0, 0.0, store_seconds_per_byte=0.0)
+FAIR = CostModel(1.0, 2.0**-8, store_seconds_per_byte=2.0**-8)
+SLOW_LOADS = CostModel(1.0, 1.0, store_seconds_per_byte=1.0)
+FAR_LOADS = CostModel(1.0, 2.0**-8, 0.5, 2.0**-6, 2.0, 4.0)
 
 
 def window(size, **more):
@@ -51,7 +52,8 @@ class Case:
     points: np.ndarray
     num_tokens: int
     device: tuple  # per pool: positions per block, or checkpoint positions
-    outer: tuple  # likewise, the outer tier included
+    near: tuple  # likewise, host memory included
+    outer: tuple  # likewise, the store included, too
     cost: CostModel
 
     @property
@@ -98,28 +100,33 @@ class Case:
         return frozenset(set.intersection(*sets)) if sets else frozenset()
 
     def checkpoints_for(self, order):
-        """All positions with a checkpoint somewhere, and which of them lie away."""
+        """Positions with a checkpoint somewhere; which lie away, which in the store."""
         pools = [number for number in order if self.exact(number)]
         if not pools:
-            return None, None
+            return None, None, None
         everywhere = [set(self.outer[number]) for number in pools]
         positions = sorted(set.intersection(*everywhere))
-        away = [[at not in self.device[n] for at in positions] for n in pools]
-        return np.array(positions, np.int32), np.array(away, bool)
+        away, far = (
+            np.array([[at not in held[n] for at in positions] for n in pools], bool)
+            for held in (self.device, self.near)
+        )
+        return np.array(positions, np.int32), away, far
 
     def solve(self, spec=None, order=None):
-        device, outer = self.covered(self.device), self.covered(self.outer)
-        if order is not None:
-            device = tuple(device[number] for number in order)
-            outer = tuple(outer[number] for number in order)
-        checkpoints, away = self.checkpoints_for(order or range(len(device)))
+        order = order or range(len(self.device))
+        device, near, outer = (
+            tuple(self.covered(held)[number] for number in order)
+            for held in (self.device, self.near, self.outer)
+        )
+        checkpoints, away, far = self.checkpoints_for(order)
         return solve(
             spec or self.spec,
             self.points,
             np.int32(self.num_tokens),
-            Holdings(device, outer),
+            Holdings(device, outer, near),
             checkpoints=checkpoints,
             checkpoints_away=away,
+            checkpoints_stored=far,
             cost=self.cost,
         )
 
@@ -244,22 +251,32 @@ def prompt_of(spec) -> oracle.Prompt:
 
 
 def holdings_of(case):
-    """Per pool, the positions held on the device, and anywhere."""
+    """Per pool, the positions held on the device, near, and anywhere."""
     pools = prompt_of(case.spec).pools
     return tuple(
         [case.held(amounts)[pool.layers[0], pool.part] for pool in pools]
-        for amounts in (case.device, case.outer)
+        for amounts in (case.device, case.near, case.outer)
+    )
+
+
+def rates_of(cost):
+    """The same rates for the oracle."""
+    return oracle.Rates(
+        Fraction(cost.seconds_per_token),
+        Fraction(cost.seconds_per_byte),
+        Fraction(cost.seconds_per_load),
+        Fraction(cost.store_seconds_per_byte),
+        Fraction(cost.store_seconds_per_load),
+        Fraction(cost.seconds_per_run),
     )
 
 
 def answer_of_oracle(case):
     """All proved ways, and the best of them."""
     prompt = prompt_of(case.spec)
-    device, anywhere = holdings_of(case)
     points = sorted({int(point) for point in case.points if point >= 0})
-    ways = prompt.ways(points, case.num_tokens, device, anywhere)
-    rates = case.cost.seconds_per_token, case.cost.seconds_per_byte
-    best, _ = prompt.best(ways, case.num_tokens, *map(Fraction, rates))
+    ways = prompt.ways(points, case.num_tokens, *holdings_of(case))
+    best, _ = prompt.best(ways, case.num_tokens, rates_of(case.cost))
     return ways, best
 
 

@@ -54,7 +54,8 @@ def solved(lost):
         )
         for number in range(len(SPEC.pools))
     ]
-    return matching._solve(SPEC, points, len(PROMPT), reasons, CostModel())
+    nowhere = [np.zeros(len(reason), bool) for reason in reasons]
+    return matching._solve(SPEC, points, len(PROMPT), reasons, nowhere, CostModel())
 
 
 @settings(max_examples=60, deadline=None)

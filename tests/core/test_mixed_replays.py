@@ -76,6 +76,7 @@ def answer(layers, lost=(), away=(), checkpoints=(), cost=FREE_LOADS, num_tokens
         points=np.array(sorted(points), np.int32),
         num_tokens=num_tokens,
         device=tuple(device),
+        near=tuple(outer),
         outer=tuple(outer),
         cost=cost,
     )

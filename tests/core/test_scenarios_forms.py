@@ -562,10 +562,12 @@ def test_a_plan_names_what_to_load_and_what_it_costs():
     assert plan.checkpoint_position == 12
     text = plan.explain()
     for part in (
-        "resume at 12 once 2 blocks (128 B) are loaded after replaying 10..11, 3 of 13",
+        "resume at 12 once 2 blocks (128 B from host memory) are loaded after "
+        "replaying 10..11, 3 of 13",
         "needs positions 0..11 to resume at 12; 4 of 12 held, 8 in an outer tier",
         "held up to 12; keeping the other forms there would have saved 2 tokens",
-        "weighed: NEEDS_IO at 12, 128 B to load, 3 tokens to run, 2.5 s",
+        "weighed: NEEDS_IO at 12, 128 B from host memory to load, 3 tokens to run, "
+        "2.5 s",
         "weighed: NEEDS_FULL_RECOMPUTE at 0, 13 tokens to run, 6.5 s",
     ):
         assert part in text, text
@@ -615,7 +617,7 @@ def test_a_plan_is_plain_data():
     data = store.match((*P, 7), cost=CostModel(1.0, 2.0**-10)).to_dict()
     assert json.loads(json.dumps(data)) == data
     assert data["loads"] == {"full_kv.0": [1]}
-    assert data["bytes_to_load"] == 64
+    assert (data["bytes_to_load"], data["bytes_from_store"]) == (64, 0)
     assert data["alternatives"][0]["seconds"] == data["seconds"] == 1 + 64 / 1024
     cold = make_cold_plan(spec, 9, Key(ME), CostModel(0.5, 0.0))
     data = cold.to_dict()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from solver_cases import (
     FAIR,
+    FAR_LOADS,
     FREE_LOADS,
     ROW,
     SLOW_LOADS,
@@ -162,8 +163,11 @@ def cases(draw):
         points=points,
         num_tokens=draw(st.sampled_from([TOTAL + 1, TOTAL, TOTAL - 3, 9, 1, 0])),
         device=tuple(device),
+        near=tuple(
+            draw(st.sampled_from(held)) for held in zip(outer, device, strict=True)
+        ),
         outer=tuple(outer),
-        cost=draw(st.sampled_from([FREE_LOADS, FAIR, SLOW_LOADS])),
+        cost=draw(st.sampled_from([FREE_LOADS, FAIR, SLOW_LOADS, FAR_LOADS])),
     )
 
 
@@ -238,15 +242,18 @@ def batch_of_cases(name, seed=0, size=64):
     rng = np.random.default_rng(seed)
     spec = CacheSpec.from_layers(layers, block_tokens=4)
     points = np.arange(-1, TOTAL + 1, 1, dtype=np.int32)
-    device, outer, states = [], [], {"checkpoints": None, "checkpoints_away": None}
+    device, near, outer, states = [], [], [], {}
     for pool in spec.pools:
         if pool.form == Form.RECURRENT_STATE:
             here = rng.random((size, len(points))) < 0.15
             device.append(here)
-            outer.append(here | (rng.random(here.shape) < 0.15))
+            near.append(here | (rng.random(here.shape) < 0.15))
+            outer.append(near[-1] | (rng.random(here.shape) < 0.15))
             at = rng.permuted(np.tile(points[2:], (size, 1)), axis=1)[:, :5]
             states["checkpoints"] = np.sort(at).astype(np.int32)
-            states["checkpoints_away"] = rng.random((size, 1, 5)) < 0.5
+            away = rng.random((size, 1, 5)) < 0.5
+            stored = away & (rng.random(away.shape) < 0.5)
+            states |= {"checkpoints_away": away, "checkpoints_stored": stored}
         else:
             shape = (size, TOTAL // 4)
             lost = rng.random(shape) < 0.1
@@ -254,8 +261,11 @@ def batch_of_cases(name, seed=0, size=64):
             loads = rng.random(shape) < 0.5
             device.append(here)
             outer.append(np.where(loads, 4, here).astype(np.int32))
+            stored = rng.random(shape) < 0.5
+            near.append(np.where(stored, here, outer[-1]))
     totals = rng.integers(0, TOTAL + 3, size).astype(np.int32)
-    return spec, points, totals, Holdings(tuple(device), tuple(outer)), states
+    held = Holdings(tuple(device), tuple(outer), tuple(near))
+    return spec, points, totals, held, states
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -276,7 +286,7 @@ def test_numpy_jit_and_vmap_give_one_answer(name):
         return solve(spec, here, total, holdings, **states, cost=cost)
 
     seen = set()
-    for cost in (FAIR, FREE_LOADS):
+    for cost in (FREE_LOADS, FAR_LOADS):
         together = jax.tree.map(np.asarray, batched(cost, *requests))
         for number in range(len(requests[0])):
             total, held, states = jax.tree.map(lambda a, at=number: a[at], requests)
@@ -674,16 +684,18 @@ def test_measurements_fold_into_the_rates():
     after = cost.after_run(100, 50.0).after_run(10, 20.0, weight=0.5)
     assert after.seconds_per_token == pytest.approx(((0.8 + 0.2 * 0.5) + 2.0) / 2)
     assert (after.seconds_per_byte, cost) == (0.5, CostModel(1.0, 0.5))
-    loaded = cost.after_load(8, 0.0).after_load(4, 1.0, weight=1.0)
-    assert (loaded.seconds_per_token, loaded.seconds_per_byte) == (1.0, 0.25)
     steady = cost
     for _ in range(60):
-        steady = steady.after_run(1000, 3.0)
+        steady = steady.after_run(1000, 3.0).after_short_run(10, 5.03)
     assert steady.seconds_per_token == pytest.approx(0.003, rel=1e-2)
-    assert steady.seconds(1000, 2) == pytest.approx(1000 * 0.003 + 1.0, rel=1e-2)
+    assert steady.seconds_per_run == pytest.approx(5.0, rel=1e-2)
+    assert steady.seconds(1000, 2) == pytest.approx(5.0 + 3.0 + 1.0, rel=1e-2)
+    # A step that took less than its tokens have nothing besides them.
+    assert cost.after_short_run(10, 5.0) == cost
     # Device scalars of a transformed model are as good.
-    on_device = jax.jit(lambda model: model)(cost)
-    assert on_device.after_load(1, 0.5).seconds_per_byte == pytest.approx(0.5)
+    on_device = jax.jit(lambda model: model)(CostModel(1.0, 0.0))
+    learned = on_device.after_load(MIB, 1.0, weight=1.0)
+    assert learned.seconds_per_byte == pytest.approx(1 / MIB / 2)
 
 
 @pytest.mark.parametrize(
@@ -691,9 +703,71 @@ def test_measurements_fold_into_the_rates():
     [(0, 1.0, 0.2), (1, -1.0, 0.2), (1, float("nan"), 0.2), (1, 1.0, 0.0), (1, 1.0, 2)],
 )
 def test_measurements_are_checked(amount, seconds, weight):
-    for fold in (CostModel().after_run, CostModel().after_load):
+    cost = CostModel()
+    for fold in (cost.after_run, cost.after_short_run, cost.after_load):
         with pytest.raises(ValueError, match="amount >= 1"):
             fold(amount, seconds, weight=weight)
+
+
+@pytest.mark.parametrize("from_store", [-1, 9])
+def test_the_store_has_no_more_than_all_of_a_load(from_store):
+    with pytest.raises(ValueError, match="0 to 8 from the store"):
+        CostModel().after_load(8, 1.0, from_store=from_store)
+
+
+MIB = 2**20
+
+
+def test_loads_teach_what_is_fixed_and_what_grows():
+    """Of each tier by loads of two sizes; the other tier is left as it was."""
+    cost = CostModel()
+    for _ in range(100):
+        for size in (MIB // 4, 4 * MIB):
+            cost = cost.after_load(size, 0.002 + size * 1e-9)
+            whole = 0.050 + size * 2e-8
+            cost = cost.after_load(size, whole, from_store=size)
+    assert cost.seconds_per_load == pytest.approx(0.002, rel=1e-3)
+    assert cost.seconds_per_byte == pytest.approx(1e-9, rel=1e-3)
+    assert cost.store_seconds_per_load == pytest.approx(0.050, rel=1e-3)
+    assert cost.store_seconds_per_byte == pytest.approx(2e-8, rel=1e-3)
+    # A load of both tiers is the sum, and begins when the store does.
+    assert cost.seconds(1, 3 * MIB, MIB) == pytest.approx(
+        1e-4 + 0.050 + 2 * MIB * 1e-9 + MIB * 2e-8, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("from_store", [0, 5 * MIB, 8 * MIB])
+@pytest.mark.parametrize("seconds", [0.9, 3.0])
+def test_a_load_measured_with_all_weight_is_what_is_expected(from_store, seconds):
+    """And with a fifth of it a fifth of the difference is made up for."""
+    cost = CostModel(1e-4, 1e-7, 0.1, 1e-7, 0.2)
+
+    def expected(cost):
+        return cost.seconds(0, 8 * MIB, from_store)
+
+    known = cost.after_load(8 * MIB, seconds, from_store=from_store, weight=1.0)
+    assert expected(known) == pytest.approx(seconds)
+    nearer = cost.after_load(8 * MIB, seconds, from_store=from_store)
+    gone = expected(nearer) - expected(cost)
+    assert gone == pytest.approx(0.2 * (seconds - expected(cost)))
+
+
+def test_a_load_from_the_store_takes_no_less_than_one_from_memory():
+    """Whatever was measured: else a plan could load more in order to wait less."""
+    slow_memory = CostModel(1.0, 0.0, 3.0, 0.0, 2.0)
+    slow_store = CostModel(1.0, 0.0, 3.0, 0.0, 4.0)
+    for cost, seconds in ((slow_memory, 3.0), (slow_store, 4.0)):
+        assert cost.seconds(0, 2, 1) == seconds
+        assert cost.seconds(0, 2) == 3.0
+        assert cost.seconds(0) == 0.0
+    # What is learned of the store is its own all the same.
+    learned = slow_memory.after_load(2, 2.0, from_store=2)
+    assert learned == slow_memory
+
+
+def test_no_measurement_makes_a_rate_negative():
+    cost = CostModel().after_load(MIB, 5.0).after_load(64 * MIB, 0.0, weight=1.0)
+    assert min(cost.seconds_per_byte, cost.seconds_per_load) == 0.0
 
 
 def test_every_window_size_at_every_offset():

@@ -8,20 +8,20 @@ The oracle lists every proved way, with what it loads, and takes the cheapest.  
   three pools, every combination of blocks on the device, away and lost, of one to six
   blocks per pool.
 * Sampled, with fixed seeds: the order of a set in the quick suite; for each model what
-  is held of up to twelve blocks per pool, blocks of which a part is held, snapshots off
-  the grid, the length of the prompt, and one of five rates of loads.
+  is held of up to twelve blocks per pool and in which tier, blocks of which a part is
+  held, snapshots off the grid, the length of the prompt, and one of eight rates.
 * Fixed: the sizes, ratios and overlaps in ``KINDS``; blocks of 2 tokens, or of 1, 2
   and 4; no kind twice in a model.  A reader without a window below it gets one.
 """
 
 import functools
 import itertools
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from solver_cases import (
     FAIR,
+    FAR_LOADS,
     FREE_LOADS,
     ROW,
     SLOW_LOADS,
@@ -34,6 +34,7 @@ from solver_cases import (
     holdings_of,
     kept_by,
     prompt_of,
+    rates_of,
     recurrent,
     window,
 )
@@ -65,9 +66,19 @@ KINDS = {
     # Reads the lowest window or chunk below it; its owner is found by ``spec_of``.
     "reader": None,
 }
-HERE, AWAY, LOST = range(3)
+HERE, AWAY, FAR, LOST = range(4)
 # A block costs 32 to 64 bytes: from free to as dear as several tokens.
-RATES = (FREE_LOADS, CostModel(1.0, 2.0**-6), FAIR, CostModel(1.0, 2.0**-4), SLOW_LOADS)
+RATES = (
+    FREE_LOADS,
+    CostModel(1.0, 2.0**-6, store_seconds_per_byte=2.0**-5),
+    FAIR,
+    CostModel(1.0, 2.0**-4, store_seconds_per_byte=2.0**-6),
+    SLOW_LOADS,
+    FAR_LOADS,
+    # A store that is said to begin sooner, and one whose bytes cost no more.
+    CostModel(1.0, 2.0**-8, 2.0, 2.0**-7, 0.25),
+    CostModel(1.0, 2.0**-7, 0.25, 2.0**-7, 2.0, 8.0),
+)
 
 
 @functools.cache
@@ -87,10 +98,10 @@ def case_of(spec, blocks, num_tokens, cost, snapshots=()):
     """A case from the presence of every block; snapshots are extra checkpoints.
 
     Args:
-      blocks: per pool, HERE, AWAY or LOST for each of its blocks.
+      blocks: per pool, HERE, AWAY, FAR or LOST for each of its blocks.
       snapshots: per pool of states, positions off the grid, on the device and away.
     """
-    device, outer = [], []
+    device, near, outer = [], [], []
     snapshots = iter(snapshots)
     total = len(blocks[0]) * spec.pools[0].block_tokens
     for pool, states in zip(spec.pools, blocks, strict=True):
@@ -100,9 +111,13 @@ def case_of(spec, blocks, num_tokens, cost, snapshots=()):
             ends = (np.arange(len(states)) + 1) * size
             here = here | set(ends[states == HERE].tolist())
             device.append(sorted(here))
-            outer.append(sorted(here | away | set(ends[states == AWAY].tolist())))
+            # Some snapshots lie in the store.
+            close = here | {at for at in away if at % 3}
+            near.append(sorted(close | set(ends[states == AWAY].tolist())))
+            outer.append(sorted(here | away | set(ends[states % LOST > 0].tolist())))
         else:
             device.append(np.where(states == HERE, size, 0))
+            near.append(np.where(states <= AWAY, size, 0))
             outer.append(np.where(states == LOST, 0, size))
     exact = [
         set(outer[number])
@@ -117,6 +132,7 @@ def case_of(spec, blocks, num_tokens, cost, snapshots=()):
         points=np.array([-1, *sorted(points)], np.int32),
         num_tokens=num_tokens,
         device=tuple(device),
+        near=tuple(near),
         outer=tuple(outer),
         cost=cost,
     )
@@ -131,13 +147,13 @@ def random_blocks(spec, rng, most=12):
     blocks = []
     for pool in spec.pools:
         count = tokens // pool.block_tokens
-        states = np.full(count, int(rng.choice([HERE, HERE, HERE, AWAY, LOST])))
+        states = np.full(count, int(rng.choice([HERE, HERE, HERE, AWAY, FAR, LOST])))
         for _ in range(rng.integers(0, 3)):
             first = rng.integers(0, count)
             last = rng.choice([first + 1, count])
-            states[first:last] = rng.choice([HERE, AWAY, AWAY, LOST])
+            states[first:last] = rng.choice([HERE, AWAY, FAR, LOST])
         if rng.random() < 0.25:
-            states = rng.choice([HERE, HERE, AWAY, LOST], count)
+            states = rng.choice([HERE, HERE, AWAY, FAR, LOST], count)
         blocks.append(states)
     return blocks, tokens
 
@@ -150,9 +166,9 @@ def _mostly_there(spec, rng, tokens):
         first = int(rng.integers(0, tokens)) // pool.block_tokens
         if number in bounded:
             last = first + int(rng.integers(0, 3))
-            blocks[number][first:last] = rng.choice([AWAY, LOST])
+            blocks[number][first:last] = rng.choice([AWAY, FAR, LOST])
         elif rng.random() < 0.3:
-            blocks[number][first:] = AWAY
+            blocks[number][first:] = rng.choice([AWAY, FAR])
     if bounded:
         blocks[rng.choice(bounded)][:] = LOST
     return blocks
@@ -191,6 +207,9 @@ def _shorten(case, rng):
             )
         else:
             case.outer[number][-1] = size
+        case.near[number][-1] = rng.choice(
+            [case.device[number][-1], case.outer[number][-1]]
+        )
 
 
 def check(case, seen):
@@ -254,10 +273,10 @@ def test_every_sequence_of_kinds():
     assert min(seen.values()) > 100, seen
 
 
-def every_presence(names, blocks, cost, seen):
+def every_presence(names, blocks, cost, seen, away=AWAY):
     spec = spec_of(names)
     pools = len(spec.pools)
-    for states in itertools.product((HERE, AWAY, LOST), repeat=pools * blocks):
+    for states in itertools.product((HERE, away, LOST), repeat=pools * blocks):
         parts = [states[n * blocks : (n + 1) * blocks] for n in range(pools)]
         check(case_of(spec, parts, 2 * blocks + 1, cost), seen)
 
@@ -266,8 +285,8 @@ def every_presence(names, blocks, cost, seen):
 def test_every_presence_of_one_group(name):
     """Each block on the device, away or lost: all of it, in every combination."""
     pools = len(spec_of((name,)).pools)
-    for cost in (FREE_LOADS, CostModel(1.0, 2.0**-5)):
-        every_presence((name,), {1: 4, 2: 2, 3: 1}[pools], cost, counter())
+    for cost, away in ((FREE_LOADS, AWAY), (FAR_LOADS, FAR)):
+        every_presence((name,), {1: 4, 2: 2, 3: 1}[pools], cost, counter(), away)
 
 
 @pytest.mark.slow
@@ -291,11 +310,15 @@ VERSION = 7
 
 
 def stored(spec, blocks, tokens):
-    """Facts and claims that come to these presences: block ``n`` in slot ``n``."""
+    """Facts and claims that come to these presences: block ``n`` in slot ``n``.
+
+    What lies outside has facts that say so; :class:`Facts` says where.
+    """
     index, tables = PrefixIndex(spec), []
     for pool, states in zip(spec.pools, blocks, strict=True):
         count, states = len(states), np.asarray(states)
-        form = np.where(states == AWAY, Form.ON_DISK_PREFIX, pool.form)
+        outside = (states == AWAY) | (states == FAR)
+        form = np.where(outside, Form.ON_DISK_PREFIX, pool.form)
         tables.append(
             StateTable(
                 stage=np.full(count, int(Stage.SEALED), np.int32),
@@ -319,6 +342,17 @@ def stored(spec, blocks, tokens):
     return tuple(tables), index
 
 
+class Facts(HostFacts):
+    """Facts that know where these presences lie."""
+
+    def __init__(self, spec, tables, blocks):
+        super().__init__(spec, tables)
+        self.blocks = blocks
+
+    def stored(self, pool, ids):
+        return np.asarray(self.blocks[pool])[ids] == FAR
+
+
 def check_plan(spec, rng):
     blocks, length = random_blocks(spec, rng)
     tokens = np.arange(length, dtype=np.int32)
@@ -331,11 +365,10 @@ def check_plan(spec, rng):
     whole = (num_tokens if num_tokens <= length else length) // spec.grid * spec.grid
     grid = range(0, whole + 1, spec.grid)
     case = Case(**{**vars(case), "points": np.array(grid, np.int32)})
-    now = HostFacts(spec, tables)
+    now = Facts(spec, tables, blocks)
     plan = matching.make_plan(spec, now, index, prompt, ME, VERSION, cost)
     ways, best = answer_of_oracle(case)
     prompt = prompt_of(spec)
-    rates = Fraction(cost.seconds_per_token), Fraction(cost.seconds_per_byte)
 
     def loads_of(way):
         return tuple(
@@ -351,6 +384,7 @@ def check_plan(spec, rng):
             way.point,
             way.start,
             way.nbytes(prompt.pools),
+            way.nbytes(prompt.pools, way.stored),
             loads_of(way),
             way.kept,
         )
@@ -361,6 +395,7 @@ def check_plan(spec, rng):
         plan.length,
         plan.start,
         plan.bytes_to_load,
+        plan.bytes_from_store,
         tuple(blocks.tolist() for blocks in plan.loads),
         plan.kept,
     )
@@ -372,10 +407,12 @@ def check_plan(spec, rng):
     for other in plan.alternatives:
         way = proved[other.verdict.name, other.length, other.start, other.kept]
         assert other.bytes_to_load == way.nbytes(prompt.pools)
-        assert other.seconds == float(way.cost(prompt.pools, num_tokens, *rates))
+        assert other.bytes_from_store == way.nbytes(prompt.pools, way.stored)
+        seconds = way.cost(prompt.pools, num_tokens, rates_of(cost))
+        assert other.seconds == float(seconds)
         assert other.tokens_to_run == num_tokens - other.start
         assert other.seconds >= plan.seconds
-    assert plan.seconds <= num_tokens * cost.seconds_per_token
+    assert plan.seconds <= cost.seconds(num_tokens)
     check_story(plan, case, ways)
     return plan
 
@@ -383,7 +420,7 @@ def check_plan(spec, rng):
 def check_story(plan, case, ways):
     """What is said about history, checkpoints and each form is true."""
     prompt = prompt_of(case.spec)
-    held, anywhere = holdings_of(case)
+    held, _, anywhere = holdings_of(case)
     growing = [n for n, p in enumerate(prompt.pools) if p.part in ("global", "index")]
     points = [p for p in map(int, case.points) if p <= case.num_tokens - 1]
     history = [

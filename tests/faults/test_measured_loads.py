@@ -2,7 +2,8 @@
 
 import pytest
 import toy
-from tiered import Tiered
+from saved import Saved
+from tiered import Tiered, grids
 
 import hybridcache_jax as hc
 
@@ -78,6 +79,60 @@ def test_a_slow_tier_is_not_waited_for_again():
     session.move_out()
     assert load.plan.verdict == hc.Verdict.NEEDS_IO
     assert session.match([*P, 0]).verdict == hc.Verdict.NEEDS_FULL_RECOMPUTE
+
+
+def in_both(**options):
+    """Four blocks saved and moved out: memory holds one of them, the store all."""
+    some = toy.only_full()
+    session = Saved(some, budget=grids(some, 1, known=64), **options)
+    session.store(P)
+    session.save()
+    session.move_out()
+    return session
+
+
+def test_what_the_store_brings_is_measured_as_such():
+    clock = Clock()
+    first = Saved(toy.only_full(), clock=clock)
+    first.store(P)
+    first.save()
+    session = first.restarted()
+    before = session.prefixes.cost
+    plan = session.ask([*P, 0]).plan
+    assert plan.bytes_from_store == plan.bytes_to_load > 0
+    clock.now += 3.0
+    assert session.poll()[0].ready
+    after, nbytes = session.prefixes.cost, plan.bytes_to_load
+    assert after == before.after_load(nbytes, 3.0, from_store=nbytes) != before
+    assert after.seconds_per_byte == before.seconds_per_byte
+    assert after.seconds_per_load == before.seconds_per_load
+
+
+def test_every_block_is_priced_by_where_it_lies():
+    block = toy.only_full().plan.spec.pools[0].block_bytes
+    near, far = 2.0**-12, 2.0**-9
+    rates = {"store_seconds_per_load": 2.0, "seconds_per_run": 8.0}
+    cost = hc.CostModel(1.0, near, 0.5, far, **rates)
+    clock = Clock()
+    session = in_both(cost=cost, clock=clock)
+    plan = session.match([*P, 0])
+    assert plan.verdict == hc.Verdict.NEEDS_IO
+    assert (plan.bytes_to_load, plan.bytes_from_store) == (4 * block, 3 * block)
+    assert plan.seconds == 8.0 + 1.0 + 2.0 + block * near + 3 * block * far
+    assert plan.alternatives[0].bytes_from_store == 3 * block
+    assert plan.to_dict()["bytes_from_store"] == 3 * block
+    assert "(400 B from host memory and 1.172 KiB from the store)" in plan.explain()
+    # Where the store is too slow it goes on from the block that lies in memory.
+    session.prefixes.cost = hc.CostModel(1.0, near, 0.5, far, 16.0)
+    nearer = session.match([*P, 0])
+    assert (nearer.verdict, nearer.length) == (hc.Verdict.NEEDS_IO, 4)
+    assert (nearer.bytes_to_load, nearer.bytes_from_store) == (block, 0)
+    session.prefixes.cost = cost
+    session.ask([*P, 0])
+    clock.now += 5.0
+    assert session.poll()[0].ready
+    learned = cost.after_load(4 * block, 5.0, from_store=3 * block)
+    assert session.prefixes.cost == learned
 
 
 def test_without_a_clock_nothing_is_measured():

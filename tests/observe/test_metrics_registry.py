@@ -47,9 +47,9 @@ REPLAY = dataclasses.replace(
     joint_length=4,
     forms=(LIMIT, dataclasses.replace(LIMIT, pool="another window")),
     alternatives=(
-        Alternative(hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, 12, 7, (), 13, 0, 13.0),
-        Alternative(hc.Verdict.RESUMABLE, 4, 4, (), 16, 0, 16.0),
-        Alternative(hc.Verdict.NEEDS_FULL_RECOMPUTE, 0, 0, (), 20, 0, 20.0),
+        Alternative(hc.Verdict.NEEDS_PARTIAL_RECOMPUTE, 12, 7, (), 13, 0, 0, 13.0),
+        Alternative(hc.Verdict.RESUMABLE, 4, 4, (), 16, 0, 0, 16.0),
+        Alternative(hc.Verdict.NEEDS_FULL_RECOMPUTE, 0, 0, (), 20, 0, 0, 20.0),
     ),
 )
 

@@ -130,16 +130,18 @@ def test_nothing_is_compiled_after_warm_up(make_engine):
     assert engine.compiled_shapes == before
 
 
-def test_steps_with_a_whole_chunk_are_measured(make_engine):
-    """And only they: compiling is not, a decode step has a rate of its own."""
+def test_steps_are_measured_once_nothing_compiles(make_engine):
+    """Those with a whole chunk as tokens; shorter ones say what a run takes besides."""
     engine, long = make_engine(), Request(prompt(40, 0), reuse=False)
     engine.run([long])
     assert engine.prefixes.cost == hc.CostModel()
     engine.warm_up()
     engine.run([Request(prompt(2, 0), max_new_tokens=4, reuse=False)])
-    assert engine.prefixes.cost == hc.CostModel()
+    short = engine.prefixes.cost
+    assert short == hc.CostModel(seconds_per_run=short.seconds_per_run)
+    assert short.seconds_per_run > 0
     engine.run([long])
-    assert engine.prefixes.cost != hc.CostModel()
+    assert engine.prefixes.cost.seconds_per_token != short.seconds_per_token
 
 
 @pytest.mark.slow

@@ -156,6 +156,11 @@ class Machine:
         shape = (_STREAMS, model.max_length + width)
         self.streams: list[list[int]] = random.integers(0, toy.VOCAB, shape).tolist()
 
+    def set_cost(self) -> None:
+        """Plans weigh by the oracle's rates: a byte costs the same wherever it lies."""
+        token, byte = self.oracle.store.rates
+        self.prefixes.cost = CostModel(token, byte, store_seconds_per_byte=byte)
+
     @property
     def saved(self) -> collections.Counter:
         """Saves by how they ended, in all processes."""
@@ -198,7 +203,7 @@ class Machine:
             executor=Inline() if self.objects is not None else None,
             at=lambda point: self._interrupt(point),
         )
-        self.prefixes.cost = CostModel(*self.oracle.store.rates)
+        self.set_cost()
         # What is loaded before the first step donates the cache; the model's is shared.
         self.cache = model.empty if self.objects is None else init(model.plan)
         self.occupied = [

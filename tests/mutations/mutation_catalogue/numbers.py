@@ -6,6 +6,7 @@ _LEASES = "tests/faults/test_leases.py::"
 _WIDTH = "tests/faults/test_k22_integer_width.py::"
 _SCENARIOS = "tests/core/test_scenarios_forms.py::"
 _SOLVER = "tests/core/test_solver.py::"
+_MEASURED = "tests/faults/test_measured_loads.py::"
 
 NUMBERS = (
     Mutation(
@@ -52,12 +53,42 @@ NUMBERS = (
     Mutation(
         "bytes-free-of-charge",
         "cost.py",
-        "return tokens * float(self.seconds_per_token) + nbytes * float(\n"
-        "            self.seconds_per_byte\n"
-        "        )",
-        "return tokens * float(self.seconds_per_token)",
+        "return run + fixed + self._moved(nbytes, from_store)",
+        "return run + fixed",
         "the price of a plan leaves its loads out",
         (_SCENARIOS + "test_a_plan_names_what_to_load_and_what_it_costs",),
+    ),
+    Mutation(
+        "store-priced-as-memory",
+        "cost.py",
+        "return near + from_store * float(self.store_seconds_per_byte)",
+        "return near + from_store * float(self.seconds_per_byte)",
+        "blocks of a slow store are said to come as quickly as those in memory",
+        (_MEASURED + "test_every_block_is_priced_by_where_it_lies",),
+    ),
+    Mutation(
+        "store-begins-like-memory",
+        "cost.py",
+        "return xp.where(nbytes.stored > 0, xp.maximum(near, far), near)",
+        "return xp.where(nbytes.stored > 0, near, near)",
+        "a store that takes long to begin is waited for",
+        (_MEASURED + "test_every_block_is_priced_by_where_it_lies",),
+    ),
+    Mutation(
+        "loads-from-store-not-told-apart",
+        "offload/load_times.py",
+        "from_store=plan.bytes_from_store",
+        "from_store=0",
+        "a slow store makes host memory look slow",
+        (_MEASURED + "test_what_the_store_brings_is_measured_as_such",),
+    ),
+    Mutation(
+        "starts-of-the-store-not-tried",
+        "resume_loads.py",
+        "for stored in (False,) if near is None else (False, True):",
+        "for stored in (False,):",
+        "no replay goes on from a checkpoint in the store",
+        ("tests/core/test_solver_brute_force.py::test_every_set_of_kinds",),
     ),
     Mutation(
         "newest-measurement-swapped",

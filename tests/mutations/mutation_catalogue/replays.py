@@ -26,8 +26,8 @@ REPLAYS = (
     Mutation(
         "kept-pools-need-not-be-held",
         "origins.py",
-        "there = there & held[1][number]",
-        "there = there | held[1][number]",
+        "there = there & complete[number]",
+        "there = there | complete[number]",
         "a replay goes on from windows that are gone",
         _MIXED,
     ),
@@ -42,7 +42,7 @@ REPLAYS = (
     Mutation(
         "kept-pools-lie-on-the-device",
         "origins.py",
-        "self.allowed & (self.nbytes == 0)",
+        "self.allowed & (self.nbytes.total == 0)",
         "self.allowed",
         "what has to be loaded first is replayed from at once",
         _MIXED,

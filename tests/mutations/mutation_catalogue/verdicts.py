@@ -125,8 +125,8 @@ VERDICTS = (
     Mutation(
         "bytes-ignored-in-the-choice",
         "cost.py",
-        "tokens.astype(xp.float32) * per_token - nbytes * per_byte",
-        "tokens.astype(xp.float32) * per_token - 0 * nbytes * per_byte",
+        "tokens.astype(xp.float32) * per_token - waited",
+        "tokens.astype(xp.float32) * per_token - 0 * waited",
         "a load that costs more than it saves is waited for",
         ("tests/core/test_solver.py::test_waiting_is_weighed_against_running",),
     ),

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from hybridcache_jax.codes import Verdict
-from hybridcache_jax.cost import CostModel
 from hybridcache_jax.errors import LeaseError
 from hybridcache_jax.offload.loads import LOAD_TICKS, LoadStage
 from hybridcache_jax.points import Point
@@ -96,7 +95,7 @@ def set_cost(m: "Machine", a: int, b: int, c: int) -> bool:
     """The tier becomes faster or slower."""
     rates = Rates(1.0, _BYTE_RATES[a % len(_BYTE_RATES)])
     m.oracle.store.rates = rates
-    m.prefixes.cost = CostModel(rates.token, rates.byte)
+    m.set_cost()
     return True
 
 
