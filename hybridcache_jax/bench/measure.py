@@ -9,8 +9,31 @@ import jax
 import numpy as np
 
 
+class Line:
+    """One line of a bench: what was measured over what it is compared with."""
+
+    what: str
+    floor: str
+    goal: float | None
+
+    @property
+    def ratio(self) -> float:
+        """Measured over floor."""
+        raise NotImplementedError
+
+    @property
+    def missed(self) -> bool:
+        """Whether there is a goal, and it is missed."""
+        return self.goal is not None and self.ratio > self.goal
+
+    @property
+    def goal_text(self) -> str:
+        """The goal, for people; empty for none."""
+        return "" if self.goal is None else f"≤ {self.goal}"
+
+
 @dataclasses.dataclass(frozen=True)
-class Measurement:
+class Measurement(Line):
     """One line of a bench.
 
     Attributes:
@@ -34,7 +57,7 @@ class Measurement:
 
 
 @dataclasses.dataclass(frozen=True)
-class Footprint:
+class Footprint(Line):
     """One line of a bench about memory.
 
     Attributes:
@@ -58,18 +81,52 @@ class Footprint:
 
 
 @dataclasses.dataclass(frozen=True)
+class Factor(Line):
+    """One line of a bench about how many times longer one thing takes than another.
+
+    Attributes:
+      what: what was measured.
+      times: the factor.
+      floor: who said what it would be.
+      floor_times: what was said.
+      goal: how far the ratio of both may be from 1; None if the line only informs.
+    """
+
+    what: str
+    times: float
+    floor: str
+    floor_times: float
+    goal: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Measured factor over the one that was said."""
+        return self.times / self.floor_times
+
+    @property
+    def missed(self) -> bool:
+        """Whether it is farther from 1 than hoped for, on either side."""
+        return self.goal is not None and abs(self.ratio - 1) > self.goal
+
+    @property
+    def goal_text(self) -> str:
+        """The goal, for people; empty for none."""
+        return "" if self.goal is None else f"1 ± {self.goal}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """What a bench found.
 
     Attributes:
       name: the bench.
       setting: sizes, for people.
-      lines: measurements, of time or of memory.
+      lines: measurements, of time, of memory or of factors.
     """
 
     name: str
     setting: str
-    lines: tuple[Measurement | Footprint, ...]
+    lines: tuple[Measurement | Footprint | Factor, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data, with where it ran."""

@@ -1,76 +1,69 @@
 """Time to first token after a hit, against running the suffix's steps alone.
 
 The floor runs the same compiled step over the same positions on a row that already
-stands at the resume point: no match, no lease, no publication.
+stands at the resume point: no match, no lease, no publication.  And a prompt resumed
+from disk, against recomputing it: does it gain what the planner said?
 """
 
 import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
-from flax import nnx
 
-from hybridcache_jax.bench.measure import Measurement, Report
-from hybridcache_jax.budget import plan_capacity
+from hybridcache_jax.bench.measure import Factor, Measurement, Report
+from hybridcache_jax.bench.restored import foretold_and_measured
+from hybridcache_jax.bench.small_engine import VOCABULARY, small_engine
 from hybridcache_jax.codes import Verdict
-from hybridcache_jax.configs.gemma3 import Gemma3Config
-from hybridcache_jax.identity import Identity
 from hybridcache_jax.lease import batch_inputs
-from hybridcache_jax.models.gemma3 import Gemma3
-from hybridcache_jax.rollout import ReusePolicy
-from hybridcache_jax.serving.buckets import Buckets
+from hybridcache_jax.models.bundled import (
+    GEMMA3_270M_SHA256,
+    bundled_gemma3_270m,
+    gemma3_270m_installed,
+)
+from hybridcache_jax.models.load import LoadedModel, load_model
+from hybridcache_jax.models.tiny_v4 import NAME as TINY_V4
+from hybridcache_jax.models.tiny_v4 import load_tiny_v4
 from hybridcache_jax.serving.engine import Engine
 from hybridcache_jax.serving.request import Request
 from hybridcache_jax.serving.sampling import sampling_inputs
-from hybridcache_jax.serving.step import CompiledStep
-from hybridcache_jax.spec import CacheSpec
 
-_PREFIX, _SUFFIX, _REPEAT = 4096, 96, 7
-CONFIG = {
-    "model_type": "gemma3_text",
-    "vocab_size": 8192,
-    "hidden_size": 256,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 64,
-    "sliding_window": 512,
-    "max_position_embeddings": 8192,
-}
+_SUFFIX = 96
 
 
-def run() -> Report:
-    """Serves a stored prefix with new suffixes, and the suffixes alone."""
-    config = Gemma3Config.from_hf(CONFIG)
-    spec = CacheSpec.from_layers(config.layers("float32"))
-    buckets = Buckets(batch=(1,), chunk=(1, 128))
-    plan = plan_capacity(
-        spec,
-        budget="4GiB",
-        max_sequences=1,
-        max_length=_PREFIX + _SUFFIX + 8,
-        max_chunk=buckets.max_chunk,
-        stored_tokens=2 * _PREFIX,
+def run(prefix: int = 4096, saved: int = 1536, *, repeat: int = 7) -> Report:
+    """Serves a prefix with new suffixes, and prompts of the demo models from disk.
+
+    Args:
+      prefix: tokens of the one.
+      saved: tokens of the others; of a model that takes its time at most 512.
+      repeat: suffixes, and prompts.
+    """
+    lines: list[Measurement | Factor] = [*_suffixes(prefix, repeat)]
+    lines += _from_disk(TINY_V4, load_tiny_v4(), saved, repeat)
+    if gemma3_270m_installed():
+        source = bundled_gemma3_270m()
+        loaded = load_model(source, weights_digest=GEMMA3_270M_SHA256)
+        lines += _from_disk("Gemma 3 270M", loaded, min(saved, 512), repeat)
+    return Report(
+        "resume",
+        f"6 layers, prefix of {prefix} tokens, suffix of {_SUFFIX}; demo models",
+        tuple(lines),
     )
-    engine = Engine(
-        CompiledStep(Gemma3(config, rngs=nnx.Rngs(0)), config.vocab_size),
-        plan,
-        Identity(weights="random", config=config.digest, layout=spec.fingerprint),
-        vocab_size=config.vocab_size,
-        buckets=buckets,
-        policy=ReusePolicy(scope="namespace"),
-    )
-    engine.warm_up()
+
+
+def _suffixes(count: int, repeat: int) -> Iterator[Measurement]:
+    """The first token after a hit and after none, against the suffix's step."""
+    engine = small_engine(count, _SUFFIX + 8)
     rng = np.random.default_rng(0)
 
-    def draw(count: int) -> np.ndarray:
-        return rng.integers(3, config.vocab_size, count, dtype=np.int32)
+    def draw(tokens: int) -> np.ndarray:
+        return rng.integers(3, VOCABULARY, tokens, dtype=np.int32)
 
-    prefix = draw(_PREFIX)
+    prefix = draw(count)
     cold = _serve(engine, Request(prefix, max_new_tokens=1))
     resumed, alone = [], []
-    for _ in range(_REPEAT):
+    for _ in range(repeat):
         prompt = np.concatenate([prefix, draw(_SUFFIX)])
         result = _serve(engine, Request(prompt, max_new_tokens=1))
         if result.plan.verdict != Verdict.RESUMABLE:
@@ -79,16 +72,28 @@ def run() -> Report:
         prompt = np.concatenate([prefix, draw(_SUFFIX)])
         alone.append(_suffix_alone(engine, prompt))
     floor = float(np.median(alone))
-    return Report(
-        "resume",
-        f"6 layers, prefix of {_PREFIX} tokens, suffix of {_SUFFIX}",
-        tuple(
-            Measurement(what, seconds, "the suffix's step alone", floor, goal)
-            for what, seconds, goal in (
-                ("first token, prefix resumed", float(np.median(resumed)), 1.1),
-                ("first token, all cold", cold.seconds_to_first_token, None),
-            )
-        ),
+    for what, seconds, goal in (
+        ("first token, prefix resumed", float(np.median(resumed)), 1.1),
+        ("first token, all cold", cold.seconds_to_first_token, None),
+    ):
+        yield Measurement(what, seconds, "the suffix's step alone", floor, goal)
+
+
+def _from_disk(
+    name: str, loaded: LoadedModel, tokens: int, repeat: int
+) -> Iterator[Measurement | Factor]:
+    """A prompt resumed from disk and recomputed, against what the planner said."""
+    foretold, measured = foretold_and_measured(loaded, tokens=tokens, repeat=repeat)
+    what = f"{name}, {tokens} tokens"
+    for way in ("restored", "recomputed"):
+        seconds, said = getattr(measured, way), getattr(foretold, way)
+        yield Measurement(f"{what} {way}", seconds, "predicted", said)
+    yield Factor(
+        f"{what}: gain of restoring",
+        measured.factor,
+        "predicted",
+        foretold.factor,
+        goal=0.3,
     )
 
 

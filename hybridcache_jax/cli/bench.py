@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hybridcache_jax.bench.measure import Footprint, Measurement, Report
+from hybridcache_jax.bench.measure import Factor, Footprint, Measurement, Report
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,9 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(report)
     missed = [
-        f"goal missed: {line.what}: {line.ratio:.2f} > {line.goal}"
+        f"goal missed: {line.what}: {line.ratio:.2f}, not {line.goal_text}"
         for line in report.lines
-        if line.goal is not None and line.ratio > line.goal
+        if line.missed
     ]
     for text in missed if arguments.check else ():
         notes.print(text)
@@ -47,15 +47,17 @@ def _show(report: Report) -> None:
             line.floor,
             floor,
             f"{line.ratio:.2f}" if line.ratio > 0.1 else f"{line.ratio:.2g}",
-            "" if line.goal is None else f"≤ {line.goal}",
+            line.goal_text,
         )
     console.print(table)
 
 
-def _amounts(line: Measurement | Footprint) -> tuple[str, str]:
+def _amounts(line: Measurement | Footprint | Factor) -> tuple[str, str]:
     """What was measured and its floor, for people."""
     if isinstance(line, Footprint):
         return f"{line.nbytes:.1f} B", f"{line.floor_nbytes:.1f} B"
+    if isinstance(line, Factor):
+        return f"{line.times:.1f} times", f"{line.floor_times:.1f} times"
     return _duration(line.seconds), _duration(line.floor_seconds)
 
 

@@ -372,7 +372,7 @@ def test_every_public_name_exists_and_is_documented():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["cache-write", "decode-context", "match", "resume", "validation"]
+    "name", ["cache-write", "decode-context", "match", "validation"]
 )
 def test_benches_report_measurement_floor_and_ratio(name, capsys):
     assert main(["bench", name, "--json"]) == 0
@@ -385,6 +385,33 @@ def test_benches_report_measurement_floor_and_ratio(name, capsys):
         assert line["floor"]
 
 
+@pytest.mark.slow
+def test_the_bench_of_resuming_compares_with_what_the_planner_said(monkeypatch, capsys):
+    from hybridcache_jax.bench import resume
+
+    small = resume.run(512, 128, repeat=1)
+    monkeypatch.setattr(resume, "run", lambda: small)
+    assert main(["bench", "resume", "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["lines"]
+    assert [line["floor"] for line in lines[:5]] == [
+        *["the suffix's step alone"] * 2,
+        *["predicted"] * 3,
+    ]
+    _, _, restored, recomputed, gain = lines[:5]
+    assert gain["times"] == recomputed["seconds"] / restored["seconds"]
+    assert (
+        gain["floor_times"] == recomputed["floor_seconds"] / restored["floor_seconds"]
+    )
+    assert gain["ratio"] == gain["times"] / gain["floor_times"]
+    # The goal, 0.3, is the bench's: a machine may be at something else for a second.
+    assert gain["goal"] == 0.3
+    assert 1e-3 < gain["ratio"] < 1e3
+    # What has to be loaded and run takes time, and whoever predicts knows of it.
+    assert restored["floor_seconds"] > 1e-4
+    assert main(["bench", "resume"]) == 0
+    assert "times" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("goal", "code"), [(None, 0), (2.0, 0), (1.9, 1)])
 def test_a_goal_that_is_missed_fails_a_check(goal, code, monkeypatch, capsys):
     from hybridcache_jax.bench import match
@@ -395,6 +422,17 @@ def test_a_goal_that_is_missed_fails_a_check(goal, code, monkeypatch, capsys):
     assert main(["bench", "match"]) == 0
     assert main(["bench", "match", "--check"]) == code
     assert ("goal missed: something" in capsys.readouterr().err) == bool(code)
+
+
+@pytest.mark.parametrize(("times", "code"), [(6.9, 1), (7.1, 0), (12.9, 0), (13.1, 1)])
+def test_a_gain_may_be_missed_on_either_side(times, code, monkeypatch, capsys):
+    from hybridcache_jax.bench import match
+    from hybridcache_jax.bench.measure import Factor, Report
+
+    line = Factor("a gain", times, "predicted", 10.0, 0.3)
+    monkeypatch.setattr(match, "run", lambda: Report("match", "made up", (line,)))
+    assert main(["bench", "match", "--check"]) == code
+    assert ("goal missed: a gain" in capsys.readouterr().err) == bool(code)
 
 
 @pytest.mark.slow
