@@ -121,7 +121,7 @@ class CostModel:
 
         Args:
           tokens: positions that were run, >= 1.  Give prefill chunks of the usual
-            width; narrower steps to :meth:`after_short_run`.
+            width; a decode step runs one position at a rate of its own.
           seconds: how long they took, until the result was there.
           weight: of this measurement against all earlier ones, above 0, at most 1.
 
@@ -135,14 +135,14 @@ class CostModel:
     def after_short_run(
         self, tokens: int, seconds: float, *, weight: float = _NEWEST
     ) -> "CostModel":
-        """The model after a step of fewer tokens than usual was measured.
+        """The model after a run of fewer tokens than a chunk was measured.
 
         What it took beyond its tokens, if it did, is what a run takes besides them.
 
         Args:
-          tokens: as for :meth:`after_run`; 1 for a decode step of one row.
-          seconds: likewise.
-          weight: likewise.
+          tokens: as for :meth:`after_run`.
+          seconds: from the plan to the result, the admission included.
+          weight: as for :meth:`after_run`.
 
         Raises:
           ValueError: as there.

@@ -134,17 +134,8 @@ class Process:
         plan = self._match()
         if plan.verdict != Verdict.NEEDS_IO or plan.length < len(self._tokens):
             raise AssertionError(f"The store has not all of it: {plan.explain()}")
-        load = prefixes.load(self.cache, plan)
-        while True:
-            self.cache, reports = prefixes.poll(self.cache)
-            (report,) = (each for each in reports if each.load == load)
-            if report.ready or report.failed:
-                break
-            time.sleep(0.002)
-        jax.block_until_ready(self.cache)
+        self.cache = when_loaded(prefixes, self.cache, plan)
         seconds = time.perf_counter() - start
-        if not report.ready:
-            raise AssertionError(f"The load failed: {report.why}")
         came = (
             len(blocks) * pool.block_bytes
             for blocks, pool in zip(plan.loads, self._plan.spec.pools, strict=True)
@@ -158,6 +149,30 @@ class Process:
     def _match(self) -> ResumePlan:
         prompt = np.append(self._tokens, np.int32(0))
         return self.prefixes.match(self.cache, prompt, _IDENTITY)
+
+
+def when_loaded(
+    prefixes: PrefixCache, cache: HybridCache, plan: ResumePlan
+) -> HybridCache:
+    """The cache once all that a plan waits for is there.
+
+    Args:
+      prefixes: the store of prefixes.
+      cache: its newest value.
+      plan: with the verdict NEEDS_IO.
+
+    Raises:
+      AssertionError: if the load fails.
+    """
+    load = prefixes.load(cache, plan)
+    while True:
+        cache, reports = prefixes.poll(cache)
+        (report,) = (each for each in reports if each.load == load)
+        if report.failed:
+            raise AssertionError(f"The load failed: {report.why}")
+        if report.ready:
+            return jax.block_until_ready(cache)
+        time.sleep(0.001)
 
 
 def _write_nothing(cache: HybridCache, inputs: StepInputs):

@@ -70,8 +70,9 @@ class Engine:
           buckets: declared shapes; the largest chunk must fit the plan's.
           policy: which requests may reuse what others stored; by default none.
           metrics: where to count what happens; by default nowhere.
-          cost: rates to begin with.  Every step with a chunk of the largest size is
-            measured and folded into ``prefixes.cost``, after :meth:`warm_up`.
+          cost: rates to begin with.  Every step with a chunk of the largest size, and
+            every shorter one that is a row's first and has no other row, is measured
+            and folded into ``prefixes.cost``, after :meth:`warm_up`.
           tier: takes what is evicted; requests wait for what comes back from it.
           store: keeps what is published beyond this process; it needs a tier.
 
@@ -241,7 +242,9 @@ class Engine:
                 self._arrivals.wait(self.prefixes.load(self.cache, plan))
                 report(Progress(number, "loading", plan.length, len(request.tokens)))
                 continue
+            begun = time.perf_counter()
             lease = self._acquire(number, request, plan)
+            admission = time.perf_counter() - begun
             self._arrivals.admitted()
             seq = Sequence(
                 number=number,
@@ -251,6 +254,7 @@ class Engine:
                 tokens=[int(token) for token in request.tokens],
                 position=lease.plan.start,
                 waited=arrival.waited,
+                admission=admission,
             )
             self._running.append(seq)
             report(Progress(number, "admitted", lease.plan.start, len(request.tokens)))
@@ -366,22 +370,27 @@ class Engine:
         statuses = [Status(code) for code in codes]
         compiled = self.compiled_shapes > shapes or not self._warm
         if not compiled:
-            self._measured(chunks, statuses, time.perf_counter() - begun)
+            self._measured(ready, chunks, statuses, time.perf_counter() - begun)
         for seq, ids, status in zip(ready, chunks, statuses, strict=True):
             self.metrics.ran(seq.lease.plan, seq.position, len(ids), status)
         return statuses, np.array(output.tokens)[: len(parts)].tolist()
 
     def _measured(
-        self, chunks: list[list[int]], statuses: list[Status], seconds: float
+        self,
+        ready: list[Sequence],
+        chunks: list[list[int]],
+        statuses: list[Status],
+        seconds: float,
     ) -> None:
-        """Learns from a step how long a token takes."""
+        """Learns from a step how long a token takes, or a row's first few alone."""
         parts = zip(chunks, statuses, strict=True)
         tokens = sum(len(ids) for ids, status in parts if status == Status.OK)
-        if tokens:
-            cost, whole = self.prefixes.cost, self.buckets.max_chunk
-            chunked = max(map(len, chunks)) == whole
-            fold = cost.after_run if chunked else cost.after_short_run
-            self.prefixes.cost = fold(tokens, seconds)
+        cost = self.prefixes.cost
+        if tokens and max(map(len, chunks)) == self.buckets.max_chunk:
+            self.prefixes.cost = cost.after_run(tokens, seconds)
+        elif tokens and len(ready) == 1 and ready[0].ran == 0:
+            seconds += ready[0].admission
+            self.prefixes.cost = cost.after_short_run(tokens, seconds)
 
     def _next_tokens(self, seq: Sequence) -> list[int]:
         return next_tokens(self.plan, self.buckets.max_chunk, seq)

@@ -21,6 +21,7 @@ class Sequence:
       waited: the plan it waited for before it was admitted, if it did.
       ran: prompt positions run so far.
       first_token: when the first token was there; 0 before.
+      admission: seconds that it took to get the row.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Sequence:
     waited: ResumePlan | None = None
     ran: int = 0
     first_token: float = 0.0
+    admission: float = 0.0
 
     @property
     def prompt_length(self) -> int:

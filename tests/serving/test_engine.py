@@ -131,7 +131,7 @@ def test_nothing_is_compiled_after_warm_up(make_engine):
 
 
 def test_steps_are_measured_once_nothing_compiles(make_engine):
-    """Those with a whole chunk as tokens; shorter ones say what a run takes besides."""
+    """Whole chunks as tokens, short runs alone for what one takes besides."""
     engine, long = make_engine(), Request(prompt(40, 0), reuse=False)
     engine.run([long])
     assert engine.prefixes.cost == hc.CostModel()
@@ -140,6 +140,8 @@ def test_steps_are_measured_once_nothing_compiles(make_engine):
     short = engine.prefixes.cost
     assert short == hc.CostModel(seconds_per_run=short.seconds_per_run)
     assert short.seconds_per_run > 0
+    engine.run([Request(prompt(2, n), reuse=False) for n in range(2)])
+    assert engine.prefixes.cost == short
     engine.run([long])
     assert engine.prefixes.cost.seconds_per_token != short.seconds_per_token
 
