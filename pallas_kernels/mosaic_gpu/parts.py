@@ -31,7 +31,7 @@ def tile_range(stored: Stored, since: jax.Array, end: jax.Array):
     """
     tokens = KEYS * stored.entry_tokens
     first = since // tokens
-    return first, jnp.maximum(-(-end // tokens), first)
+    return first, jnp.where(end > since, -(-end // tokens), first)
 
 
 def part_at(

@@ -25,7 +25,7 @@ def row_range(stored: Stored, width: int, position, since, end, reach: Reach):
         since = jnp.maximum(since, reach.first_visible(position))
     end = jnp.minimum(end, position + width)
     first = since // stored.block_tokens
-    return first, jnp.maximum(-(-end // stored.block_tokens), first)
+    return first, jnp.where(end > since, -(-end // stored.block_tokens), first)
 
 
 def number_at(first, stop, step, place: int, count: int):
