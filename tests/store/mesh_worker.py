@@ -180,14 +180,14 @@ def copies(layout: str) -> list:
     many = dataclasses.replace(empty, pools=({"v": plane},))
     where = shardings(many, layout).pools[0]["v"]
     memory = {"v": jax.ShapeDtypeStruct(shape, np.float32, sharding=where)}
-    ids = np.zeros(plan.staging_blocks, np.int32)
+    ids, count = np.zeros(plan.staging_blocks, np.int32), np.int32(2)
     batch = {"v": np.zeros((2, plan.staging_blocks, 4, 24), np.float32)}
     here = 4 * math.prod(where.shard_shape(shape))
     found = []
     transfer = Transfer(plan)
     for compiled in (
-        transfer._take.lower(memory, ids).compile(),
-        transfer._place.lower(memory, ids, batch).compile(),
+        transfer._take.lower(memory, ids, count).compile(),
+        transfer._place.lower(memory, ids, count, batch).compile(),
     ):
         needs = compiled.memory_analysis()
         assert needs is not None
