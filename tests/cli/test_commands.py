@@ -445,12 +445,13 @@ def test_the_bench_of_a_store_has_a_line_for_every_goal(monkeypatch, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["bench"] == "store"
     lines = report["lines"]
-    assert [line["goal"] for line in lines] == [2, 1.25, None, 1, 1, 1.15, 2, 1.2]
+    assert [line["goal"] for line in lines] == [2, 1.25, None, 1, 1, 1.15, 2, 2]
     assert "4 MiB saved" in lines[0]["what"]
     # What was copied is more than what was there before, and less than may be.
     saving, restoring = lines[-2:]
     assert 2**22 <= saving["nbytes"] <= 2 * saving["floor_nbytes"]
-    assert restoring["nbytes"] >= restoring["floor_nbytes"] == 2**22
+    # So small a load comes whole; it is less than the window that a long one is cut to.
+    assert 2**22 <= restoring["nbytes"] < restoring["floor_nbytes"]
 
 
 def test_the_bench_of_matching_finds_its_own_prefix():
