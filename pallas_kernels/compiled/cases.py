@@ -14,7 +14,8 @@ from pallas_kernels.paged_decode.api import paged_attention
 from pallas_kernels.source import Source
 from pallas_kernels.window_decode.api import window_attention
 
-ROWS, COLUMNS, BLOCKS, LAYERS, BLOCK_TOKENS = 4, 64, 512, 2, 64
+# So many blocks that no compiler keeps a plane in fast memory: pools are large.
+ROWS, COLUMNS, BLOCKS, LAYERS, BLOCK_TOKENS = 4, 64, 8192, 2, 64
 WINDOW = 512
 
 

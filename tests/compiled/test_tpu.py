@@ -44,7 +44,8 @@ def test_every_case_compiles_and_copies_no_pool(target):
     found = {each["implementation"] for each in printed["outcomes"]}
     assert found == {"mosaic_tpu"}
     assert len(printed["outcomes"]) >= 20
-    assert max(each["temporary_bytes"] for each in printed["outcomes"]) < 2**20
+    # Queries of 16 positions are 20 MB at most, the smallest plane is 134 MB.
+    assert max(each["temporary_bytes"] for each in printed["outcomes"]) < 2**24
 
 
 NARROW = """
@@ -64,4 +65,4 @@ print(json.dumps(large_moves(compiled, case.pool_bytes)))
 def test_the_layout_that_the_contract_refuses_would_copy_the_pool():
     code, moves = run("-c", NARROW)
     assert code == 0
-    assert any("bf16[2,512,64,64]" in move for move in moves), moves
+    assert any("bf16[2,8192,64,64]" in move for move in moves), moves
