@@ -21,3 +21,26 @@ class Reach:
     first_visible: Callable[[jax.Array], jax.Array] | None = None
     most: int | None = None
     ring: bool = False
+
+    @classmethod
+    def of_window(
+        cls,
+        first_visible: Callable[[jax.Array], jax.Array],
+        reach: int,
+        *,
+        width: int,
+        block_tokens: int,
+        columns: int,
+    ) -> "Reach":
+        """Of a window or chunk whose blocks lie in a ring.
+
+        Args:
+          first_visible: query positions to the first key position each sees.
+          reach: most keys before its own that a query sees.
+          width: queries of a row.
+          block_tokens: tokens of a block.
+          columns: of the block table.
+        """
+        span = -(-(reach + width) // block_tokens) + 1
+        # A ring shorter than the span holds the whole sequence: no column repeats.
+        return cls(first_visible, most=min(span, columns), ring=True)

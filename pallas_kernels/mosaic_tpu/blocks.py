@@ -16,8 +16,9 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.merge import Partial
 from pallas_kernels.mosaic_tpu.entries import head_scores, head_sums
-from pallas_kernels.mosaic_tpu.schedule import Reach, id_at, number_at, row_range
+from pallas_kernels.mosaic_tpu.schedule import id_at, number_at, row_range
 from pallas_kernels.mosaic_tpu.sizes import LANES, SUBLANES, BlockSizes, fitting
+from pallas_kernels.reach import Reach
 from pallas_kernels.source import Source
 from pallas_kernels.stored import Stored, read_planes
 

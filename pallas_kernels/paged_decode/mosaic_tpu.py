@@ -4,8 +4,8 @@ import jax
 
 from pallas_kernels.merge import Partial
 from pallas_kernels.mosaic_tpu.blocks import read_blocks
-from pallas_kernels.mosaic_tpu.schedule import Reach
 from pallas_kernels.mosaic_tpu.sizes import BlockSizes
+from pallas_kernels.reach import Reach
 from pallas_kernels.source import Source
 
 

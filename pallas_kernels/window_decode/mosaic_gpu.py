@@ -47,7 +47,6 @@ def window_attention(
     Returns:
       Partial, ``acc [B, T, H, Q, Dv]``.
     """
-    span = -(-(reach + positions.shape[1]) // source.stored.block_tokens) + 1
     return read_blocks(
         query,
         source,
@@ -57,7 +56,13 @@ def window_attention(
         end=end,
         scale=scale,
         soft_cap=soft_cap,
-        reach=Reach(first_visible, most=min(span, blocks.shape[1]), ring=True),
+        reach=Reach.of_window(
+            first_visible,
+            reach,
+            width=positions.shape[1],
+            block_tokens=source.stored.block_tokens,
+            columns=blocks.shape[1],
+        ),
         sizes=sizes,
         interpret=interpret,
     )

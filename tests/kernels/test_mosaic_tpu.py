@@ -18,9 +18,10 @@ from hybridcache_jax.entry import Entry, Plane
 from hybridcache_jax.layers import Chunk, Window
 from hybridcache_jax.planes import quantise, storage_dtype, to_storage
 from pallas_kernels.merge import merge
-from pallas_kernels.mosaic_tpu.schedule import Reach, fetches, row_range
+from pallas_kernels.mosaic_tpu.schedule import fetches, row_range
 from pallas_kernels.mosaic_tpu.sizes import BlockSizes
 from pallas_kernels.paged_decode import mosaic_tpu as paged
+from pallas_kernels.reach import Reach
 from pallas_kernels.source import Source
 from pallas_kernels.values import keys_and_values
 from pallas_kernels.window_decode import mosaic_tpu as windowed
