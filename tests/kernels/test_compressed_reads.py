@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,26 +38,6 @@ def visible(position, since, end, ratio, table, size, blocks):
         if since <= number * ratio and (number + 1) * ratio <= stop
         if 0 <= table[number // size] < blocks
     ]
-
-
-def twin(query, keys, values, sees):
-    """Softmax over the entries that each query sees, in float64.
-
-    Args:
-      query: ``[R, T, H, Q, D]``.
-      keys: ``[R, N, H, D]``.
-      values: ``[R, N, H, Dv]``.
-      sees: entry numbers by row and column.
-    """
-    out = np.zeros((*query.shape[:-1], values.shape[-1]))
-    for row, column, head, one in np.ndindex(*query.shape[:-1]):
-        seen = sees[row][column]
-        if not seen:
-            continue
-        scores = keys[row, seen, head] @ query[row, column, head, one]
-        weights = np.exp(scores - scores.max())
-        out[row, column, head, one] = weights @ values[row, seen, head] / weights.sum()
-    return out
 
 
 @functools.partial(jax.jit, static_argnames="ratio")
@@ -154,7 +135,10 @@ def test_read_of_entries(layout, data):
     case = data.draw(cases(layout))
     arguments, sees = prepared(case, ratio, size)
     part = read(*arguments, ratio=ratio)
-    want = twin(case["query"], case["keys"], case["values"], sees)
+    seen = np.zeros((ROWS, WIDTH, case["keys"].shape[1]), bool)
+    for row, column in np.ndindex(ROWS, WIDTH):
+        seen[row, column, sees[row][column]] = True
+    want = twin.attention(case["query"], case["keys"], case["values"], seen)
     np.testing.assert_allclose(merge([part]), want, atol=2e-6)
     blind = np.array([[not seen for seen in row] for row in sees])
     assert (np.array(part.l)[blind] == 0).all()

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import twin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,23 +23,6 @@ SIZE, ROWS, WIDTH = 16, 3, 5
 COLUMNS = 3 * TILE_ENTRIES // SIZE + 3
 BLOCKS = ROWS * COLUMNS + 7
 ENTRY = Entry.kv(HEADS, DIM)
-
-
-def twin(query, keys, values, positions, first, since, end):
-    """One query at a time: softmax over the keys it sees, in float64."""
-    out = np.zeros((*query.shape[:-1], values.shape[-1]))
-    for row, column in np.ndindex(*positions.shape):
-        position = positions[row, column]
-        low, high = max(first(position), since[row]), min(position + 1, end[row])
-        if low >= high:
-            continue
-        seen = keys[row, low:high].astype(np.float64)
-        for head, one in np.ndindex(HEADS, QUERIES):
-            scores = seen[:, head] @ query[row, column, head, one].astype(np.float64)
-            weights = np.exp(scores - scores.max())
-            weights /= weights.sum()
-            out[row, column, head, one] = weights @ values[row, low:high, head]
-    return out
 
 
 def scatter(logical, table):
@@ -138,7 +122,10 @@ def check(case, read, first):
     got = read(
         jnp.asarray(query), *pools, *(jnp.asarray(x, jnp.int32) for x in arguments)
     )
-    want = twin(query, keys, values, positions, first, case["since"], end)
+    count = COLUMNS * SIZE
+    pool = twin.Pool(ENTRY, SIZE)
+    seen = twin.visible(pool, count, positions, case["since"], end, first)
+    want = twin.attention(query, keys, values, seen)
     real = np.arange(WIDTH) < case["count"][:, None]
     np.testing.assert_allclose(np.array(got)[real], want[real], atol=2e-6)
     assert np.isfinite(np.array(got)[real]).all()
