@@ -17,7 +17,7 @@ from hybridcache_jax.codes import Status, Verdict
 from hybridcache_jax.cost import CostModel
 from hybridcache_jax.errors import HybridCacheError
 from hybridcache_jax.identity import Identity
-from hybridcache_jax.lease import Lease, batch_inputs
+from hybridcache_jax.lease import Lease
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.prefix_cache import PrefixCache
@@ -26,18 +26,14 @@ from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.arrivals import Arrivals
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.request import Progress, Request, Result, check_request
-from hybridcache_jax.serving.sampling import sampling_inputs
-from hybridcache_jax.serving.schedule import fits, new_blocks, next_tokens
+from hybridcache_jax.serving.schedule import fits, next_tokens
 from hybridcache_jax.serving.sequence import Sequence
 from hybridcache_jax.serving.step import CompiledStep
+from hybridcache_jax.serving.steps import Steps
 from hybridcache_jax.state import init
 from hybridcache_jax.store.prefix_store import PrefixStore
 
 OnProgress = Callable[[Progress], None]
-
-# To make room takes as long for many blocks as for one: where some are short, this
-# part of a pool is freed besides, for the steps to come.
-_AHEAD = 64
 
 # Seconds between two looks at loads while nothing else is to do.
 _PAUSE = 0.001
@@ -99,18 +95,22 @@ class Engine:
             store=store,
             clock=time.perf_counter,
         )
-        self.compiled_step = step
+        self._steps = Steps(step, plan, buckets, self.prefixes, metrics)
         self._vocab_size = vocab_size
         self._arrivals = Arrivals()
         self._running: list[Sequence] = []
         self._results: dict[int, Result] = {}
         self._submitted = 0
-        self._warm = False
+
+    @property
+    def compiled_step(self) -> CompiledStep:
+        """The step that runs now."""
+        return self._steps.compiled
 
     @property
     def compiled_shapes(self) -> int:
         """Shapes of the step compiled so far; constant after :meth:`warm_up`."""
-        return self.compiled_step.variants
+        return self._steps.compiled.variants
 
     def warm_up(self, on_progress: Callable[[int, int], None] | None = None) -> None:
         """Compiles every declared shape, by steps in which no row runs.
@@ -119,18 +119,7 @@ class Engine:
           on_progress: called with shapes done and shapes in all.
         """
         self.cache = self.prefixes.warm_up(self.cache, self.identity)
-        shapes = self.buckets.shapes()
-        for done, (batch, width) in enumerate(shapes):
-            if on_progress:
-                on_progress(done, len(shapes))
-            inputs = batch_inputs([], batch=batch, width=width)
-            self.cache, output = self.compiled_step(
-                self.cache, inputs, sampling_inputs([], batch)
-            )
-            output.tokens.block_until_ready()
-        if on_progress:
-            on_progress(len(shapes), len(shapes))
-        self._warm = True
+        self.cache = self._steps.warm_up(self.cache, on_progress)
 
     def update_model(self, step: CompiledStep, identity: Identity) -> None:
         """Serves on with other weights of the same shape, over the same cache.
@@ -155,7 +144,7 @@ class Engine:
                 "The identity did not change, so stored prefixes of the old weights "
                 "would be reused; give the new weights' digest."
             )
-        self.compiled_step, self.identity = step, identity
+        self._steps.compiled, self.identity = step, identity
 
     def submit(self, request: Request) -> int:
         """Queues a request.
@@ -286,8 +275,8 @@ class Engine:
         """Runs one row of a prompt alone; False if a step was refused."""
         while seq.position < point:
             tokens = self._next_tokens(seq)[: point - seq.position]
-            statuses, _ = self._run_step([seq], [tokens])
-            if statuses[0] != Status.OK:
+            self.cache, ran = self._steps.run(self.cache, [seq], [tokens])
+            if ran.statuses[0] != Status.OK:
                 return False
             seq.position += len(tokens)
             seq.ran += len(tokens)
@@ -337,60 +326,14 @@ class Engine:
     def _advance(self, ready: list[Sequence], report: OnProgress) -> None:
         """One compiled step over rows that are all in prefill or all decoding."""
         parts = [self._next_tokens(seq) for seq in ready]
-        statuses, chosen = self._run_step(ready, parts)
+        self.cache, ran = self._steps.run(self.cache, ready, parts)
         for seq, tokens, status, token in zip(
-            ready, parts, statuses, chosen, strict=True
+            ready, parts, ran.statuses, ran.sampled, strict=True
         ):
             if status != Status.OK:
                 self._recover(seq, status)
             else:
                 self._moved(seq, len(tokens), token, report)
-
-    def _run_step(
-        self, ready: list[Sequence], chunks: list[list[int]]
-    ) -> tuple[list[Status], list[int]]:
-        """Runs the next tokens of some rows; their statuses and what was sampled."""
-        parts = [(seq.lease, ids) for seq, ids in zip(ready, chunks, strict=True)]
-        batch, width = self.buckets.fit(
-            len(parts), max(len(tokens) for _, tokens in parts)
-        )
-        wanted = new_blocks(self.plan, ready, [len(ids) for ids in chunks])
-        ahead = [
-            want + count // _AHEAD
-            for want, count in zip(wanted, self.plan.blocks, strict=True)
-        ]
-        self.cache = self.prefixes.make_room(self.cache, wanted, ahead=ahead)
-        inputs = batch_inputs(parts, batch=batch, width=width)
-        sampling = sampling_inputs([seq.request.sampling for seq in ready], batch)
-        shapes, begun = self.compiled_shapes, time.perf_counter()
-        self.cache, output = self.compiled_step(self.cache, inputs, sampling)
-        if self._warm:
-            self.metrics.retraced(self.compiled_shapes - shapes)
-        codes = np.array(output.status)[: len(parts)].tolist()
-        statuses = [Status(code) for code in codes]
-        compiled = self.compiled_shapes > shapes or not self._warm
-        if not compiled:
-            self._measured(ready, chunks, statuses, time.perf_counter() - begun)
-        for seq, ids, status in zip(ready, chunks, statuses, strict=True):
-            self.metrics.ran(seq.lease.plan, seq.position, len(ids), status)
-        return statuses, np.array(output.tokens)[: len(parts)].tolist()
-
-    def _measured(
-        self,
-        ready: list[Sequence],
-        chunks: list[list[int]],
-        statuses: list[Status],
-        seconds: float,
-    ) -> None:
-        """Learns from a step how long a token takes, or a row's first few alone."""
-        parts = zip(chunks, statuses, strict=True)
-        tokens = sum(len(ids) for ids, status in parts if status == Status.OK)
-        cost = self.prefixes.cost
-        if tokens and max(map(len, chunks)) == self.buckets.max_chunk:
-            self.prefixes.cost = cost.after_run(tokens, seconds)
-        elif tokens and len(ready) == 1 and ready[0].ran == 0:
-            seconds += ready[0].admission
-            self.prefixes.cost = cost.after_short_run(tokens, seconds)
 
     def _next_tokens(self, seq: Sequence) -> list[int]:
         return next_tokens(self.plan, self.buckets.max_chunk, seq)
