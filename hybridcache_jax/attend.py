@@ -103,11 +103,14 @@ def _read(
         **options,
     }
     if selected is not None:
-        return selected_attention(query, source, blocks, selected, **common)
-    common["kernel"] = plan.kernel(index)
+        kernel = plan.kernel(index, "indexed_decode")
+        return selected_attention(
+            query, source, blocks, selected, **common, kernel=kernel
+        )
     local = pool.geometry.local
     if local is None:
-        return paged_attention(query, source, blocks, **common)
+        kernel = plan.kernel(index, "paged_decode")
+        return paged_attention(query, source, blocks, **common, kernel=kernel)
     return window_attention(
         query,
         source,
@@ -115,4 +118,5 @@ def _read(
         first_visible=local.first_visible,
         reach=local.reach,
         **common,
+        kernel=plan.kernel(index, "window_decode"),
     )

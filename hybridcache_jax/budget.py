@@ -57,8 +57,9 @@ def plan_capacity(
         for them on the device and in host memory (``CapacityPlan.staging_bytes``).
       kernels: ``"auto"`` reads with the backend's kernels where they accept a pool's
         layout and with XLA elsewhere (``CapacityPlan.kernel`` says which and why);
-        ``"xla"`` never takes a kernel, ``"mosaic_tpu"`` insists on it, ``"interpret"``
-        interprets it on any backend, slowly, for tests.
+        ``"xla"`` never takes a kernel, ``"mosaic_tpu"`` and ``"mosaic_gpu"`` insist
+        on it, ``"interpret"`` interprets the TPU kernels on any backend, slowly, for
+        tests.  No GPU kernel has run on a GPU yet, so ``"auto"`` takes none.
       backend: None for JAX's default backend.
 
     Raises:

@@ -16,7 +16,8 @@ from hybridcache_jax.block_counts import (
     stored_blocks,
 )
 from hybridcache_jax.byte_sizes import format_bytes
-from hybridcache_jax.forms import RULES, Form, Read
+from hybridcache_jax.forms import RULES, Form
+from hybridcache_jax.reads import reads
 from hybridcache_jax.retention import Policies, Retention, policies, policy_of
 from hybridcache_jax.retention_cost import RetentionCost, retention_cost
 from hybridcache_jax.spec import CacheSpec
@@ -100,19 +101,15 @@ class CapacityPlan:
                     f"{self.max_sequences} sequences, got {count}."
                 )
 
-    def kernel(self, pool: int) -> Kernel:
-        """What reads a pool's keys in order, through the block table, and why.
+    def kernel(self, pool: int, read: str) -> Kernel:
+        """Which implementation serves a read of a pool, and why.
 
         Args:
-          pool: index of the pool, one that attention reads.
+          pool: index of the pool.
+          read: one of ``reads.reads(spec, pool)``.
         """
-        stored = self.spec.pools[pool]
-        growing = stored.geometry.local is None
         return choose(
-            "paged_decode" if growing else "window_decode",
-            stored,
-            backend=self.backend,
-            wanted=self.kernels,
+            read, self.spec.pools[pool], backend=self.backend, wanted=self.kernels
         )
 
     def columns(self, pool: int) -> int:
@@ -301,8 +298,8 @@ def _check_layout(plan: CapacityPlan) -> None:
                 f"{pool.name}: blocks of {pool.block_tokens} tokens are no multiple of "
                 f"{XLA.block_alignment} bytes in every plane; make them longer"
             )
-        if RULES[pool.form].read in (Read.LOCAL, Read.HISTORY):
-            plan.kernel(number)  # or says why the kernels asked for cannot
+        for read in reads(plan.spec, number):
+            plan.kernel(number, read)  # or says why the kernels asked for cannot
     if refusals:
         raise ValueError("The layout cannot be read: " + "; ".join(refusals) + ".")
 

@@ -71,6 +71,7 @@ def select(
         positions=step.positions,
         since=step.since[:, number],
         end=step.end,
+        kernel=plan.kernel(number, "indexer_scores"),
     )
 
 

@@ -6,9 +6,11 @@ implementation serves a pool (:mod:`pallas_kernels.choice`).
 """
 
 import dataclasses
+import types
+from collections.abc import Mapping
 
 from pallas_kernels.dtypes import element_bits
-from pallas_kernels.stored import Stored, read_planes
+from pallas_kernels.stored import Plane, Stored, read_planes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,117 @@ class ReadContract:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class TileContract:
+    """Layouts that the GPU kernels accept: they work on tiles in shared memory.
+
+    Attributes:
+      name: implementation.
+      dtypes: of the planes of keys and values.
+      tile: entries of a tile.
+      columns: elements of which every head dim, and every run of a scale, must be a
+        multiple.
+      shared_bytes: most shared memory of a block of threads.
+      capabilities: compute capabilities of the cards that the kernels are for.
+      single: whether single entries are copied, not parts of blocks.
+    """
+
+    name: str
+    dtypes: frozenset[str]
+    tile: int
+    columns: int
+    shared_bytes: int
+    capabilities: tuple[tuple[int, int], ...]
+    single: bool = False
+
+    def card_refusal(self, name: str, capability: tuple[int, int]) -> str | None:
+        """Why the kernels do not run on a card; None if they do.
+
+        Args:
+          name: of the card.
+          capability: its compute capability, major and minor.
+        """
+        if capability in self.capabilities:
+            return None
+        known = " and ".join(f"{major}.{minor}" for major, minor in self.capabilities)
+        return (
+            f"the {self.name} kernels are made for compute capabilities {known}, "
+            f"{name} has {capability[0]}.{capability[1]}"
+        )
+
+    def refusal_of(self, stored: Stored) -> str | None:
+        """Why a pool is not accepted; None if it is.
+
+        Args:
+          stored: its layout.
+        """
+        entry, size = stored.entry, stored.block_entries
+        if not self.single and (size % 8 or (self.tile % size and size % self.tile)):
+            return (
+                f"{size} entries per block neither divide {self.tile} nor are a "
+                "multiple of it, or are no multiple of 8"
+            )
+        for plane in (*entry.key_planes, *entry.value_planes):
+            reason = self._plane_refusal(stored, plane)
+            if reason is not None:
+                return f"plane {plane.name}: {reason}"
+        room = self.shared_bytes - self.weights_bytes(stored, 8)
+        if self.tile_bytes(stored) > room:
+            return (
+                f"{self.tile} entries take {self.tile_bytes(stored)} bytes of shared "
+                f"memory, there are {room}"
+            )
+        return None
+
+    def tile_bytes(self, stored: Stored) -> int:
+        """Bytes of one tile of every plane, of one KV head."""
+        scales = {plane.scale for plane in stored.entry.planes}
+        return sum(
+            self.tile
+            * (p.width if p.name in scales else p.dim)
+            * element_bits(p.dtype)
+            // 8
+            for p in read_planes(stored.entry)
+        )
+
+    def weights_bytes(self, stored: Stored, queries: int) -> int:
+        """Bytes of the weights of a tile, once for each run of the value.
+
+        Args:
+          stored: layout.
+          queries: rows of queries.
+        """
+        planes = stored.entry.value_planes
+        runs = sum(p.dim // p.run if p.scale is not None else 1 for p in planes)
+        return runs * self.tile * queries * 4
+
+    def _plane_refusal(self, stored: Stored, plane: Plane) -> str | None:
+        if plane.dtype not in self.dtypes:
+            return f"dtype {plane.dtype} is not one of {sorted(self.dtypes)}"
+        if plane.dim % self.columns:
+            return f"head dim {plane.dim} is no multiple of {self.columns}"
+        if self.single and plane.dim * element_bits(plane.dtype) % 1024:
+            return f"{plane.dim} elements are no multiple of 128 bytes"
+        if plane.scale is None:
+            return None
+        if plane.run % self.columns:
+            return f"runs of {plane.run} elements are no multiple of {self.columns}"
+        if self.single:
+            return None
+        return _scale_refusal(stored, stored.entry[plane.scale])
+
+
+def _scale_refusal(stored: Stored, scale: Plane) -> str | None:
+    """Copies are of whole 16 bytes in a row, and of 128 together."""
+    if scale.dtype != "float32":
+        return f"scales of dtype {scale.dtype} are not float32"
+    if scale.width == 1 and stored.block_entries % 32:
+        return "one scale per entry needs a multiple of 32 entries a block"
+    if scale.width > 1 and scale.width % 4:
+        return f"{scale.width} scales per entry are neither 1 nor a multiple of 4"
+    return None
+
+
 # XLA gathers whole rows of any width; 4 bytes is the narrowest aligned access that
 # every backend has.
 XLA = ReadContract(
@@ -108,5 +221,36 @@ MOSAIC_TPU = ReadContract(
     tile_bytes=32,
 )
 
-KERNELS = {"window_decode": MOSAIC_TPU, "paged_decode": MOSAIC_TPU}
-"""By operation, what its TPU kernel accepts."""
+# Hopper and Blackwell give a thread block 227 KiB, less what reductions and barriers
+# take.  Cards of other capabilities have less, or lack instructions.
+MOSAIC_GPU = TileContract(
+    name="mosaic_gpu",
+    dtypes=frozenset({"float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"}),
+    tile=64,
+    columns=64,
+    shared_bytes=(227 - 4) << 10,
+    capabilities=((9, 0), (10, 0)),
+)
+MOSAIC_GPU_ENTRIES = dataclasses.replace(MOSAIC_GPU, single=True)
+
+KERNELS: Mapping[str, Mapping[str, ReadContract | TileContract]] = (
+    types.MappingProxyType(
+        {
+            "mosaic_tpu": types.MappingProxyType(
+                {
+                    "window_decode": MOSAIC_TPU,
+                    "paged_decode": MOSAIC_TPU,
+                }
+            ),
+            "mosaic_gpu": types.MappingProxyType(
+                {
+                    "window_decode": MOSAIC_GPU,
+                    "paged_decode": MOSAIC_GPU,
+                    "indexed_decode": MOSAIC_GPU_ENTRIES,
+                    "indexer_scores": MOSAIC_GPU,
+                }
+            ),
+        }
+    )
+)
+"""By implementation and operation, what a kernel accepts."""

@@ -15,7 +15,7 @@ from hybridcache_jax.cli.store_arguments import add_store
 # testing.toy_models.SOAKED, which is not loaded for --help.
 _SOAKED = ("fine", "csa", "sparse", "recurrent", "ends", "thrifty")
 # pallas_kernels.choice.WANTED, likewise.
-_KERNELS = ("auto", "xla", "mosaic_tpu", "interpret")
+_KERNELS = ("auto", "xla", "mosaic_tpu", "mosaic_gpu", "interpret")
 _BENCHES = (
     "cache-write",
     "decode-context",

@@ -1,9 +1,11 @@
-"""Reads of selected entries; XLA's gather is the one implementation."""
+"""Reads of selected entries, by whichever implementation."""
 
 import functools
+from typing import Any
 
 import jax
 
+from pallas_kernels.choice import Kernel
 from pallas_kernels.indexed_decode import reference
 from pallas_kernels.merge import Partial
 from pallas_kernels.source import Source, scores
@@ -20,6 +22,7 @@ def selected_attention(
     end: jax.Array,
     scale: float,
     soft_cap: float | None,
+    kernel: Kernel,
 ) -> Partial:
     """Attention of each query over the entries selected for it.
 
@@ -35,17 +38,24 @@ def selected_attention(
       end: ``[B]`` int32, one past the last position written; 0 reads nothing.
       scale: factor on the scores.
       soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; None for none.
+      kernel: the implementation, from ``choice.choose("indexed_decode", ...)``.
 
     Returns:
       Partial, ``acc [B, T, H, Q, Dv]``.
     """
+    rows: dict[str, Any] = {"positions": positions, "since": since, "end": end}
+    if kernel.implementation == "mosaic_gpu":
+        # Pallas takes long to import, and most processes need none of it.
+        from pallas_kernels.indexed_decode import mosaic_gpu
+
+        return mosaic_gpu.selected_attention(
+            query, source, blocks, selected, **rows, scale=scale, soft_cap=soft_cap
+        )
     return reference.selected_attention(
         query,
         functools.partial(source.by_position, blocks),
         selected,
         entry_tokens=source.stored.entry_tokens,
-        positions=positions,
-        since=since,
-        end=end,
+        **rows,
         score=functools.partial(scores, scale=scale, soft_cap=soft_cap),
     )

@@ -1,8 +1,11 @@
-"""Ranking the history by its index keys; XLA is the one implementation."""
+"""Ranking the history by its index keys, by whichever implementation."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.choice import Kernel
 from pallas_kernels.indexer_scores import reference
 from pallas_kernels.source import Source
 
@@ -22,6 +25,7 @@ def top_units(
     positions: jax.Array,
     since: jax.Array,
     end: jax.Array,
+    kernel: Kernel,
 ) -> jax.Array:
     """The ``k`` best units of each query.
 
@@ -45,10 +49,28 @@ def top_units(
         before its position.
       since: ``[B]`` int32, first position that counts.
       end: ``[B]`` int32, one past the last position written; 0 reads nothing.
+      kernel: the implementation, from ``choice.choose("indexer_scores", ...)``.
 
     Returns:
       ``[B, T, G, k]`` int32 unit numbers, best first; -1 for unused places.
     """
+    options: dict[str, Any] = {
+        "groups": groups,
+        "k": k,
+        "unit": unit,
+        "local_units": local_units,
+        "skip_open": skip_open,
+        "positions": positions,
+        "since": since,
+        "end": end,
+    }
+    if kernel.implementation == "mosaic_gpu":
+        # Pallas takes long to import, and most processes need none of it.
+        from pallas_kernels.indexer_scores import mosaic_gpu
+
+        return mosaic_gpu.top_units(
+            query, weights, source, blocks, scale=scale, **options
+        )
 
     def score(keys):
         dots = jnp.einsum(
@@ -65,15 +87,8 @@ def top_units(
         lambda ids: source.by_block(ids)[0][:, :, 0],
         blocks,
         score,
-        groups=groups,
-        k=k,
         key_tokens=source.stored.entry_tokens,
-        unit=unit,
-        local_units=local_units,
-        skip_open=skip_open,
         block_tokens=source.stored.block_tokens,
         num_blocks=source.num_blocks,
-        positions=positions,
-        since=since,
-        end=end,
+        **options,
     )

@@ -18,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.merge import Partial
 from pallas_kernels.mosaic_gpu import fragments
 from pallas_kernels.mosaic_gpu.attend import Attend, joined
+from pallas_kernels.mosaic_gpu.cards import check_cards
 from pallas_kernels.mosaic_gpu.parts import FAR, part_at, parts_of_tile, tile_range
 from pallas_kernels.mosaic_gpu.queries import Asked
 from pallas_kernels.mosaic_gpu.sizes import COLUMNS, KEYS, BlockSizes, fitting
@@ -60,8 +61,10 @@ def read_blocks(
       Partial, ``acc [B, T, H, Q, Dv]``.
 
     Raises:
-      ValueError: if the kernel does not accept the pool's layout.
+      ValueError: if the kernel does not accept the pool's layout, or the card here.
     """
+    if interpret is False:
+        check_cards()
     batch, width, heads, group, _ = query.shape
     stored = source.stored
     most = blocks.shape[1] if reach.most is None else reach.most

@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.merge import Partial
 from pallas_kernels.mosaic_gpu import fragments
 from pallas_kernels.mosaic_gpu.attend import Attend, joined
+from pallas_kernels.mosaic_gpu.cards import check_cards
 from pallas_kernels.mosaic_gpu.queries import Asked
 from pallas_kernels.mosaic_gpu.sizes import COLUMNS, KEYS, BlockSizes, fitting
 from pallas_kernels.mosaic_gpu.tiles import Tiles
@@ -51,8 +52,10 @@ def read_entries(
       Partial, ``acc [R, H, Q, Dv]``.
 
     Raises:
-      ValueError: if the kernel does not accept the pool's layout.
+      ValueError: if the kernel does not accept the pool's layout, or the card here.
     """
+    if interpret is False:
+        check_cards()
     rows, heads, group, _ = query.shape
     stored = source.stored
     spare = -blocks.shape[2] % KEYS

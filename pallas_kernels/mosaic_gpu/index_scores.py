@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.contracts import MOSAIC_GPU
 from pallas_kernels.mosaic_gpu import fragments
+from pallas_kernels.mosaic_gpu.cards import check_cards
 from pallas_kernels.mosaic_gpu.dots import key_products, product_dtype
 from pallas_kernels.mosaic_gpu.parts import FAR, part_at, parts_of_tile
-from pallas_kernels.mosaic_gpu.sizes import KEYS, refusal_of, tiles_at_once
+from pallas_kernels.mosaic_gpu.sizes import KEYS, tiles_at_once
 from pallas_kernels.mosaic_gpu.tiles import Tiles
 from pallas_kernels.source import Source
 
@@ -44,10 +46,12 @@ def score_blocks(
       ``[B, T, G, K * S]`` float32, anything for blocks that are not read.
 
     Raises:
-      ValueError: if the kernel does not accept the pool's layout.
+      ValueError: if the kernel does not accept the pool's layout, or the card here.
     """
+    if interpret is False:
+        check_cards()
     stored = source.stored
-    refusal = refusal_of(stored)
+    refusal = MOSAIC_GPU.refusal_of(stored)
     if refusal is not None:
         raise ValueError(f"The GPU kernels do not accept this pool: {refusal}.")
     batch, width, heads, dim = query.shape

@@ -55,6 +55,12 @@ def paged_attention(
             soft_cap=soft_cap,
             interpret=kernel.interpret,
         )
+    if kernel.implementation == "mosaic_gpu":
+        from pallas_kernels.paged_decode import mosaic_gpu
+
+        return mosaic_gpu.paged_attention(
+            query, source, blocks, **rows, scale=scale, soft_cap=soft_cap
+        )
     return reference.paged_attention(
         query,
         source.by_block,

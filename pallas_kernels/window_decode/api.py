@@ -60,6 +60,12 @@ def window_attention(
             soft_cap=soft_cap,
             interpret=kernel.interpret,
         )
+    if kernel.implementation == "mosaic_gpu":
+        from pallas_kernels.window_decode import mosaic_gpu
+
+        return mosaic_gpu.window_attention(
+            query, source, blocks, **rows, scale=scale, soft_cap=soft_cap
+        )
     return reference.window_attention(
         query,
         source.by_block,

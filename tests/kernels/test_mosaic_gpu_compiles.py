@@ -25,9 +25,9 @@ from hybridcache_jax.entry import Entry, Plane
 from pallas_kernels.compiled.copies import large_moves
 from pallas_kernels.compiled.environment import ENVIRONMENT
 from pallas_kernels.compiled.targets import compile_for, missing
+from pallas_kernels.contracts import MOSAIC_GPU, MOSAIC_GPU_ENTRIES
 from pallas_kernels.indexed_decode.mosaic_gpu import selected_attention
 from pallas_kernels.indexer_scores.mosaic_gpu import top_units
-from pallas_kernels.mosaic_gpu.sizes import refusal_of
 from pallas_kernels.paged_decode.mosaic_gpu import paged_attention
 from pallas_kernels.source import Source
 from pallas_kernels.window_decode.mosaic_gpu import window_attention
@@ -202,7 +202,9 @@ def compile_step(card, operation, name, dtype, width):
     words = f"{operation} {name} {dtype}, {width} queries"
     function = functools.partial(step, operation, pool)
     arguments = shapes(pool, group, width)
-    refusal = refusal_of(pool, single=operation == "indexed")
+    refusal = (MOSAIC_GPU_ENTRIES if operation == "indexed" else MOSAIC_GPU).refusal_of(
+        pool
+    )
     if refusal is not None:
         with pytest.raises(ValueError, match="do not accept this pool"):
             jax.eval_shape(function, *arguments)

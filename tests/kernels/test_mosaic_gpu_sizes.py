@@ -6,12 +6,8 @@ from hypothesis import strategies as st
 from twin import Pool
 
 from hybridcache_jax.entry import Entry, Plane
-from pallas_kernels.mosaic_gpu.sizes import (
-    BlockSizes,
-    fitting,
-    refusal_of,
-    tiles_at_once,
-)
+from pallas_kernels.contracts import MOSAIC_GPU, MOSAIC_GPU_ENTRIES
+from pallas_kernels.mosaic_gpu.sizes import BlockSizes, fitting, tiles_at_once
 
 # What a thread block may have on H200 and B200, in bytes and in words.
 SHARED, REGISTERS = 227 << 10, 65536
@@ -38,16 +34,16 @@ REFUSED = {
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_is_refused_is_said(reason):
-    assert reason in (refusal_of(REFUSED[reason]) or "")
+    assert reason in (MOSAIC_GPU.refusal_of(REFUSED[reason]) or "")
     with pytest.raises(ValueError, match="do not accept this pool"):
         fitting(REFUSED[reason], rows=8, groups=1, most_tiles=8)
 
 
 def test_single_entries_are_whole_copies_and_their_scales_are_free():
     narrow = Pool(Entry.kv(1, 64, "int8"), 64)
-    assert "128 bytes" in (refusal_of(narrow, single=True) or "")
-    assert refusal_of(narrow) is None
-    assert refusal_of(REFUSED["float8_e8m0fnu"], single=True) is None
+    assert "128 bytes" in (MOSAIC_GPU_ENTRIES.refusal_of(narrow) or "")
+    assert MOSAIC_GPU.refusal_of(narrow) is None
+    assert MOSAIC_GPU_ENTRIES.refusal_of(REFUSED["float8_e8m0fnu"]) is None
 
 
 @settings(max_examples=80)
@@ -62,7 +58,7 @@ def test_what_fits_fits(dims, dtype, rows, groups):
     entry = Entry((Plane("k", 1, key, dtype), Plane("v", 1, value, dtype)))
     pool = Pool(entry, 64)
     nbytes = {"bfloat16": 2, "float32": 4, "int8": 1}[dtype]
-    if refusal_of(pool) is not None:
+    if MOSAIC_GPU.refusal_of(pool) is not None:
         assert 64 * (key + value) * nbytes + 64 * 8 * 4 > SHARED - (5 << 10)
         return
     tile = 64 * (key + value) * nbytes

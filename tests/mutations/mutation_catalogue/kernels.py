@@ -116,8 +116,8 @@ KERNELS = (
     _Mutation(
         "gpu-weights-not-counted",
         "mosaic_gpu/sizes.py",
-        "room = _SHARED_BYTES - _weights_bytes(stored, queries)",
-        "room = _SHARED_BYTES + (32 << 10)",
+        "room = contract.shared_bytes - contract.weights_bytes(stored, queries)",
+        "room = contract.shared_bytes + (32 << 10)",
         "a thread block asks for more shared memory than there is",
         ("tests/kernels/test_mosaic_gpu_sizes.py",),
     ),
