@@ -15,12 +15,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.merge import Partial
-from pallas_kernels.mosaic_tpu.entries import head_scores, head_sums
+from pallas_kernels.mosaic_tpu.attend import Attend
+from pallas_kernels.mosaic_tpu.places import Places
+from pallas_kernels.mosaic_tpu.queries import Asked
 from pallas_kernels.mosaic_tpu.schedule import id_at, number_at, row_range
-from pallas_kernels.mosaic_tpu.sizes import LANES, SUBLANES, BlockSizes, fitting
+from pallas_kernels.mosaic_tpu.sizes import BlockSizes, fitting
 from pallas_kernels.reach import Reach
 from pallas_kernels.source import Source
-from pallas_kernels.stored import Stored, read_planes
 
 
 def read_blocks(
@@ -56,84 +57,52 @@ def read_blocks(
       Partial, ``acc [B, T, H, Q, Dv]``.
     """
     batch, width, heads, group, _ = query.shape
-    stored, layer, num_blocks = source.stored, source.layer, source.num_blocks
+    stored, num_blocks = source.stored, source.num_blocks
     sizes = fitting(stored) if sizes is None else sizes
     count = sizes.blocks if reach.most is None else min(sizes.blocks, reach.most)
     first, stop = row_range(stored, width, position, since, end, reach)
-    rows, tile = _rows(width * group, sizes.queries)
-    flat = jnp.moveaxis(query, 1, 2).reshape(batch, heads, width * group, -1)
-    flat = jnp.pad(flat, ((0, 0), (0, 0), (0, rows - width * group), (0, 0)))
     if reach.most is None:
         steps = jnp.maximum(jnp.max(stop - first + count - 1) // count, 1)
     else:
         steps = -(-reach.most // count)
+    asked = Asked(batch, width, heads, group, sizes.queries)
+    places = Places(source, stored.block_entries, count)
 
     def block_at(place):
-        """Where the ``place``-th block of each step lies."""
-
-        def index(b, _, j, first, stop, *scalars):
+        def of(b, _, j, first, stop, *scalars):
             number = number_at(first[b], stop[b], j, place, count)
             block = id_at(scalars[-1], b, number, reach)
-            return layer, jnp.clip(block, 0, num_blocks - 1), 0, 0
+            return jnp.clip(block, 0, num_blocks - 1)
 
-        return index
+        return of
 
-    def queries_at(b, m, j, *_):
-        return b, 0, m, 0
-
-    read = read_planes(stored.entry)
-    size = stored.block_entries
-    in_specs = [pl.BlockSpec((1, heads, tile, flat.shape[-1]), queries_at)]
-    operands = [flat]
-    for place in range(count):
-        for plane in read:
-            array = source.planes[plane.name]
-            in_specs.append(
-                pl.BlockSpec((1, 1, size, array.shape[-1]), block_at(place))
-            )
-            operands.append(array)
-    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-    value_dim = sum(plane.dim for plane in stored.entry.value_planes)
     kernel = functools.partial(
         _kernel,
-        stored=stored,
-        count=count,
+        places=places,
+        attend=Attend(stored.entry, scale, soft_cap),
         group=group,
-        tile=tile,
-        num_blocks=num_blocks,
+        tile=asked.tile,
         reach=reach,
-        scale=scale,
-        soft_cap=soft_cap,
     )
-    acc, m, l = pl.pallas_call(  # noqa: E741
+    value_dim = sum(plane.dim for plane in stored.entry.value_planes)
+    written = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=6,
-            grid=(batch, rows // tile, steps),
-            in_specs=in_specs,
-            out_specs=[
-                pl.BlockSpec((1, heads, tile, value_dim), queries_at),
-                pl.BlockSpec((1, heads, tile, LANES), queries_at),
-                pl.BlockSpec((1, heads, tile, LANES), queries_at),
-            ],
+            grid=(batch, asked.tiles, steps),
+            in_specs=[asked.spec(query.shape[-1]), *places.specs(block_at)],
+            out_specs=asked.out_specs(value_dim),
         ),
-        out_shape=[
-            shape((batch, heads, rows, value_dim)),
-            shape((batch, heads, rows, LANES)),
-            shape((batch, heads, rows, LANES)),
-        ],
+        out_shape=asked.out_shapes(value_dim),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         interpret=interpret,
-    )(first, stop, since, end, position, blocks, *operands)
-
-    def back(x):
-        x = x[:, :, : width * group]
-        x = x.reshape(batch, heads, width, group, *x.shape[3:])
-        return jnp.moveaxis(x, 1, 2)
-
-    return Partial(back(acc), back(m[..., 0]), back(l[..., 0]))
+    )(
+        *(first, stop, since, end, position, blocks),
+        *(asked.turned(query), *places.operands()),
+    )
+    return asked.back(*written)
 
 
 def _kernel(
@@ -145,26 +114,20 @@ def _kernel(
     table,
     query,
     *refs,
-    stored: Stored,
-    count: int,
+    places: Places,
+    attend: Attend,
     group: int,
     tile: int,
-    num_blocks: int,
     reach: Reach,
-    scale: float,
-    soft_cap: float | None,
 ):
     """A step: some blocks of one row against one tile of its queries."""
-    acc, m, l = refs[-3:]  # noqa: E741
-    entry = stored.entry
-    names = [plane.name for plane in read_planes(entry)]
+    running, count = refs[-3:], places.count
+    stored, num_blocks = places.source.stored, places.source.num_blocks
     b, part, j = (pl.program_id(axis) for axis in range(3))
 
     @pl.when(j == 0)
     def _():
-        acc[...] = jnp.zeros_like(acc)
-        m[...] = jnp.full_like(m, -jnp.inf)
-        l[...] = jnp.zeros_like(l)
+        attend.start(running)
 
     number = first[b] + j * count
 
@@ -201,31 +164,4 @@ def _kernel(
         if reach.first_visible is not None:
             seen = seen & (begin >= reach.first_visible(at))
         alive = readable(0)[0]
-        loaded = {
-            name: jnp.concatenate(
-                [refs[n * len(names) + i][0, 0] for n in range(count)], axis=0
-            )
-            for i, name in enumerate(names)
-        }
-        for head in range(entry.key_planes[0].heads):
-            scores = scale * head_scores(entry, query[0, head], loaded, head)
-            if soft_cap is not None:
-                scores = soft_cap * jnp.tanh(scores / soft_cap)
-            scores = jnp.where(seen, scores, -jnp.inf)
-            old = m[0, head][:, :1]
-            new = jnp.maximum(old, jnp.max(scores, axis=1, keepdims=True))
-            finite = jnp.where(new == -jnp.inf, 0.0, new)
-            weights = jnp.where(seen, jnp.exp(scores - finite), 0.0)
-            carry = jnp.exp(old - finite)
-            fresh = jnp.sum(weights, axis=1, keepdims=True)
-            l[0, head] = l[0, head] * carry + fresh
-            m[0, head] = jnp.broadcast_to(new, m.shape[2:])
-            acc[0, head] = acc[0, head] * carry + head_sums(
-                entry, weights, loaded, head, alive
-            )
-
-
-def _rows(count: int, most: int) -> tuple[int, int]:
-    """Rows of queries, padded, and those of one tile."""
-    tile = min(-(-count // SUBLANES) * SUBLANES, most)
-    return -(-count // tile) * tile, tile
+        attend.step(running, query, places.loaded(refs), [seen], alive)

@@ -43,7 +43,7 @@ KERNELS = (
     ),
     _Mutation(
         "maximum-not-carried",
-        "mosaic_tpu/blocks.py",
+        "mosaic_tpu/attend.py",
         "carry = jnp.exp(old - finite)",
         "carry = jnp.exp(finite - finite)",
         "sums of different scale are added",
