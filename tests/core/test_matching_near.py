@@ -8,6 +8,7 @@ from hybridcache_jax import matching
 from hybridcache_jax.bench.stored import VERSION, Store, five_groups
 from hybridcache_jax.codes import Provenance, Stage, Verdict
 from hybridcache_jax.cost import CostModel
+from hybridcache_jax.holdings import solve_claims
 from hybridcache_jax.host_facts import HostFacts
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.rollout import Key
@@ -55,7 +56,7 @@ def solved(lost):
         for number in range(len(SPEC.pools))
     ]
     nowhere = [np.zeros(len(reason), bool) for reason in reasons]
-    return matching._solve(SPEC, points, len(PROMPT), reasons, nowhere, CostModel())
+    return solve_claims(SPEC, points, len(PROMPT), reasons, nowhere, CostModel())
 
 
 @settings(max_examples=60, deadline=None)

@@ -186,12 +186,12 @@ def test_claims_that_nobody_checks_are_found_and_made_short(monkeypatch):
 
 def test_too_small_a_point_is_found_as_well(monkeypatch):
     """Sound, but not complete: the deepest point is never tried."""
-    whole = matching._solve
+    whole = matching.solve_claims
 
     def timid(spec, points, *rest):
         return whole(spec, points[: max(1, len(points) - 1)], *rest)
 
-    monkeypatch.setattr(matching, "_solve", timid)
+    monkeypatch.setattr(matching, "solve_claims", timid)
     report = soak(fine(), count=500, seed=2)
     assert report.failure is not None
     assert "DivergenceError" in report.failure.message
