@@ -167,7 +167,9 @@ class PrefixParts:
 
         What it stored before is not found any more, its blocks go as dead weight when
         room is made.  Rows that are running go on and publish nothing.  Where it is
-        narrowed, its records in the store are given up, for every process.
+        narrowed, its records in the store are given up, for every process.  The scope
+        itself is this process's alone: others have, and a restart begins with, what
+        their :class:`ReusePolicy` says.
 
         Args:
           identity: the producer; its namespace does not matter.

@@ -83,6 +83,10 @@ class Key:
 class ReusePolicy:
     """How widely prefixes are shared when serving begins.
 
+    What narrows a producer later, a shadow run that differed or ``set_scope``, does so
+    in that process: a server that restarts by itself takes the counter
+    ``shadow_mismatches_total`` for its reason not to begin as wide again.
+
     Attributes:
       scope: of every producer that is not named below, as a :class:`Scope` or by name:
 
