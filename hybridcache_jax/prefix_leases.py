@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from hybridcache_jax import deadlines
 from hybridcache_jax import lease as leaselib
@@ -17,6 +18,7 @@ from hybridcache_jax.prefix_parts import PrefixParts
 from hybridcache_jax.publication import collect
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store.logits import checked_logits
 from hybridcache_jax.upkeep import ANYWHERE
 
 
@@ -71,7 +73,9 @@ class LeaseMethods(PrefixParts):
         self._watch.acquired(cache, lease, outer)
         return self._line.stamped(cache), lease
 
-    def publish(self, cache: HybridCache, lease: Lease) -> HybridCache:
+    def publish(
+        self, cache: HybridCache, lease: Lease, *, logits: ArrayLike | None = None
+    ) -> HybridCache:
         """Stores what a row has run so far as a prefix that others may resume.
 
         Only whole blocks of whole grid units, only what was really run (the row's own
@@ -84,16 +88,28 @@ class LeaseMethods(PrefixParts):
         Args:
           cache: the cache after the step that ran the tokens.
           lease: the row.
+          logits: ``[vocab]`` float32, bfloat16 or float16, those of the last position
+            that was run.  The record in the store keeps them for ``stored_logits`` if
+            the row stands at the end of a grid unit, and all of it is stored; nothing
+            keeps them otherwise.
 
         Raises:
-          ValueError: for a receipt that is no lease.
+          ValueError: for a receipt that is no lease; for logits without a store, of
+            another shape or dtype, or with NaN.
           LeaseError: if the lease no longer holds; nothing is published.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
         leaselib.require_lease(lease)
+        if logits is not None:
+            if self._link is None:
+                raise ValueError(
+                    "Logits are kept in a store alone; make the PrefixCache with one, "
+                    "or publish without them."
+                )
+            logits = checked_logits(logits)
         with self._index.provisional():
-            published = self._publish(cache, lease, finished=False)
+            published = self._publish(cache, lease, finished=False, logits=logits)
         if published is None:
             raise LeaseError(
                 f"The lease on row {lease.row} no longer holds; nothing was published. "
@@ -178,7 +194,12 @@ class LeaseMethods(PrefixParts):
         return self._line.stamped(cache)
 
     def _publish(
-        self, cache: HybridCache, lease: Lease, *, finished: bool
+        self,
+        cache: HybridCache,
+        lease: Lease,
+        *,
+        finished: bool,
+        logits: np.ndarray | None = None,
     ) -> HybridCache | None:
         """The cache with what the row offers; None if its lease no longer holds."""
         self._line.require_own(lease.plan)
@@ -211,6 +232,8 @@ class LeaseMethods(PrefixParts):
         accepted = self._index.lookup(key, offer.tokens, contents)
         after = self._keep(cache, *offer.marks(self.plan, accepted))
         if self._link is not None:
-            self._link.published(key, accepted, contents, anywhere)
+            whole = len(accepted.tokens) == int(view.length[0])
+            logits = logits if whole else None
+            self._link.published(key, accepted, contents, anywhere, logits)
         self._watch.stored(cache, after)
         return self._upkeep.within_index(after)

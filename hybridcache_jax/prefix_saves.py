@@ -1,15 +1,19 @@
 """The store of a ``PrefixCache``: what is saved to it and looked up there."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from hybridcache_jax._typing import TokenIds
 from hybridcache_jax.codes import Verdict
+from hybridcache_jax.contents import Contents, Span
 from hybridcache_jax.host_facts import HostFacts
+from hybridcache_jax.identity import Identity
 from hybridcache_jax.prefix_room import RoomMethods
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.tokens import token_array
 from hybridcache_jax.upkeep import ANYWHERE
 
 # Seconds between two looks at a store that is busy.
@@ -50,6 +54,47 @@ class SaveMethods(RoomMethods):
             if progress is not None:
                 progress(left)
         return cache
+
+    def stored_logits(
+        self,
+        tokens: TokenIds,
+        identity: Identity,
+        *,
+        request: str = "",
+        session: str = "",
+        contents: Iterable[Span] = (),
+    ) -> np.ndarray | None:
+        """What the store says follows a whole prompt, so that no position is run.
+
+        They are the logits that :meth:`publish` was given with exactly these tokens,
+        by the same producer, and compared with their digest.  Choose a token of them,
+        and match the prompt with it: that resumes at the end of the prompt, and runs
+        the chosen token alone.
+
+        Args:
+          tokens: ``[n]`` token ids of the prompt.
+          identity: as for :meth:`match`.
+          request: likewise.
+          session: likewise.
+          contents: likewise.
+
+        Returns:
+          ``[vocab]`` in the dtype in which they were given, read-only; None if there
+          are none of this prompt, which then is no whole number of grid units or was
+          published without, or if the store fails or takes longer than ``patience``.
+
+        Raises:
+          ValueError: as for :meth:`match`; more tokens than the plan allows have none.
+        """
+        ids = token_array(tokens)
+        key = self._rollout.key(identity, request=request, session=session)
+        known = Contents.of(contents, len(ids))
+        whole = len(ids) > 0 and len(ids) % self.plan.spec.grid == 0
+        if self._link is None or not whole:
+            return None
+        if self._index.storable(ids, known) < len(ids):
+            return None
+        return self._link.logits(key, ids, known)
 
     def close(self) -> None:
         """Ends the threads that wait for the store, when what they do is done.

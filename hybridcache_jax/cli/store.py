@@ -224,6 +224,6 @@ def _described(name: str, manifest: Manifest) -> dict[str, Any]:
                 "blocks": [place.number for place in part.blocks],
                 "packs": sorted({place.pack for place in part.blocks}),
             }
-            for part in manifest.parts
+            for part in manifest.every_part
         ],
     }

@@ -1,6 +1,8 @@
 """Asking a store what it has, for no longer than a caller can wait."""
 
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from hybridcache_jax.store.records import Found, Prefix, find_records
 from hybridcache_jax.store.trust import stored_prefix
 
 Answer = tuple[Prefix, Found]
+T = TypeVar("T")
 
 
 class Lookups:
@@ -40,7 +43,7 @@ class Lookups:
         """
         self._store, self._executor, self._grid = store, executor, grid
         self._patience, self._watch = patience, watch
-        self._late: Future[Answer] | None = None
+        self._late: Future | None = None
 
     def ask(self, key: Key, tokens: np.ndarray, contents: Contents) -> Answer | None:
         """The records that lead along a prompt, and the prompt under their key.
@@ -53,17 +56,27 @@ class Lookups:
         Returns:
           None if the store fails or takes too long.
         """
+        return self.run(_look_up, self._store, key, tokens, contents, self._grid)
+
+    def run(self, task: Callable[..., T], *args) -> T | None:
+        """What a task gives that asks the store.
+
+        Args:
+          task: what to run.
+          *args: for it.
+
+        Returns:
+          None if the store fails or takes too long.
+        """
         if self._late is not None and not self._late.done():
             self._watch.lookup_failed()
             return None
-        task = self._executor.submit(
-            _look_up, self._store, key, tokens, contents, self._grid
-        )
+        future = self._executor.submit(task, *args)
         try:
             self._late = None
-            return task.result(self._patience)
+            return future.result(self._patience)
         except TimeoutError:
-            self._late = task
+            self._late = future
         except Exception:  # a store may fail in any way of its own
             pass
         self._watch.lookup_failed()

@@ -28,7 +28,7 @@ from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import HybridCache
-from hybridcache_jax.store.manifest import BlockPlace
+from hybridcache_jax.store.manifest import BlockPlace, Manifest
 from hybridcache_jax.store.pack import GonePackError, write_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import (
@@ -67,12 +67,14 @@ class Save:
       contents: what some of them stand for.
       held: per pool, ascending numbers of its blocks: of what grows with the history
         all, of the others what is kept.
+      logits: ``[vocab]`` of the token that follows, or None.
     """
 
     key: Key
     tokens: np.ndarray
     contents: Contents
     held: tuple[np.ndarray, ...]
+    logits: np.ndarray | None = None
 
     def behind(self, spec: CacheSpec, start: int) -> list[list[int]]:
         """Per pool, the blocks of a record that goes on from ``start``.
@@ -119,7 +121,14 @@ class Saves:
         """Saves that have not ended."""
         return len(self._waiting)
 
-    def add(self, key: Key, claims: Claims, contents: Contents, holds: Holds) -> None:
+    def add(
+        self,
+        key: Key,
+        claims: Claims,
+        contents: Contents,
+        holds: Holds,
+        logits: np.ndarray | None = None,
+    ) -> None:
         """A prefix was published and shall be saved, if all that counts is there.
 
         Args:
@@ -127,6 +136,7 @@ class Saves:
           claims: what the index claims of it.
           contents: what some of its tokens stand for.
           holds: tells which claims are true, on the device or outside.
+          logits: ``[vocab]`` of the token that follows, or None.
         """
         held = self._held(claims, holds)
         if held is None:
@@ -135,7 +145,8 @@ class Saves:
         if len(self._waiting) >= MOST_WAITING:
             self._watch.save_ended(SaveEnd.TOO_MANY)
             return
-        self._waiting.append(self._begun(Save(key, claims.tokens, contents, held)))
+        save = Save(key, claims.tokens, contents, held, logits)
+        self._waiting.append(self._begun(save))
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """Takes the oldest save a batch further, unless the store is busy with it.
@@ -182,10 +193,13 @@ class Saves:
     def _merge(self, key: Key, tokens: np.ndarray, contents: Contents) -> None:
         """Ends saves that a longer one of the same prompt makes needless.
 
-        A long prompt is published chunk by chunk.  The one that has its turn goes on.
+        A long prompt is published chunk by chunk.  The one that has its turn goes on,
+        and who has logits ends where no other does.
         """
         for each in list(self._waiting)[1:]:
             save, size = each[0], len(each[0].tokens)
+            if save.logits is not None:
+                continue
             same = save.key == key and np.array_equal(save.tokens, tokens[:size])
             if same and save.contents.before(size) == contents.before(size):
                 self._waiting.remove(each)
@@ -217,10 +231,16 @@ class Saves:
         found = yield from self._done(find_records, self._store, prefix)
         refused = self._whereabouts.refused
         start, places = offered(self._plan.spec, found, refused)
-        if start == len(save.tokens):
+        if start < len(save.tokens):
+            named = save.behind(self._plan.spec, start)
+        else:
             self._learn(save, places)
-            return SaveEnd.THERE
-        named = save.behind(self._plan.spec, start)
+            record = found.records[-1]
+            if save.logits is None or self._has_logits(record):
+                return SaveEnd.THERE
+            # The same record once more, and what it lacks.
+            start = record.start
+            named = [[place.number for place in part.blocks] for part in record.parts]
         copied: list[tuple[Block, memoryview]] = []
         writing: collections.deque[Writing] = collections.deque()
         for pool, numbers in self._batches(named, places):
@@ -244,9 +264,18 @@ class Saves:
         while writing:
             places |= yield from self._written(writing.popleft())
         parts = self._parts(named, places)
-        yield from self._done(_write, self._store, prefix, start, parts)
+        record = yield from self._done(
+            _write, self._store, prefix, start, parts, save.logits
+        )
+        if record.logits is not None:
+            self._whereabouts.written(record.logits.blocks[0].pack)
         self._learn(save, places)
         return SaveEnd.SAVED
+
+    def _has_logits(self, record: Manifest) -> bool:
+        part = record.logits
+        refused = self._whereabouts.refused
+        return part is not None and part.blocks[0].pack not in refused
 
     def _done(
         self, task: Callable[..., T], *args, **options
@@ -354,8 +383,12 @@ def _taken(copied: list[tuple[Block, memoryview]]) -> Iterator[tuple[int, memory
 
 
 def _write(
-    store: PrefixStore, prefix: Prefix, start: int, parts: list[PoolBlocks]
-) -> None:
+    store: PrefixStore,
+    prefix: Prefix,
+    start: int,
+    parts: list[PoolBlocks],
+    logits: np.ndarray | None,
+) -> Manifest:
     """Writes the record of blocks that are written."""
-    now = tick(store)
-    write_record(store, prefix, start, parts, library=__version__, age=now)
+    more = {"library": __version__, "age": tick(store), "logits": logits}
+    return write_record(store, prefix, start, parts, **more)

@@ -20,7 +20,10 @@ from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store import trust
+from hybridcache_jax.store.logits import logits_of_bytes
+from hybridcache_jax.store.pack import read_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.sizes import block_size
 
 
 class StoreLink:
@@ -92,7 +95,12 @@ class StoreLink:
         return self._discovery.claim(key, *answer, version, holds, needed)
 
     def published(
-        self, key: Key, claims: Claims, contents: Contents, holds: Holds
+        self,
+        key: Key,
+        claims: Claims,
+        contents: Contents,
+        holds: Holds,
+        logits: np.ndarray | None = None,
     ) -> None:
         """What was published shall be saved.
 
@@ -101,9 +109,42 @@ class StoreLink:
           claims: what is claimed.
           contents: what some of its tokens stand for.
           holds: tells which claims are true, on the device or outside.
+          logits: of the token that follows, or None.
         """
         if self._uses(key) and claims.length:
-            self.saves.add(key, claims, contents, holds)
+            self.saves.add(key, claims, contents, holds, logits)
+
+    def logits(
+        self, key: Key, tokens: np.ndarray, contents: Contents
+    ) -> np.ndarray | None:
+        """The logits that the store has of what follows a whole prompt.
+
+        Args:
+          key: under which the index would claim it.
+          tokens: ``[n]`` int32, whole grid units, one at least.
+          contents: what some of them stand for.
+
+        Returns:
+          ``[vocab]`` as they were stored, compared with their digest; None if there are
+          none of exactly this prompt.
+        """
+        answer = self._lookups.ask(key, tokens, contents) if self._uses(key) else None
+        if answer is None or answer[1].length != len(tokens):
+            return None
+        record = answer[1].records[-1]
+        part = record.logits
+        refused = self._outer.whereabouts.refused
+        if record.stop != len(tokens) or part is None or part.blocks[0].pack in refused:
+            return None
+        size = block_size(part)
+        read = self._lookups.run(read_blocks, self._store, part.blocks, size)
+        if read is None:
+            return None
+        if read[0] is None:
+            # Not asked for again; stored again, they are written again.
+            self._outer.whereabouts.refuse(part.blocks[0].pack)
+            return None
+        return logits_of_bytes(part, read[0])
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """See :meth:`Saves.step`."""

@@ -200,7 +200,7 @@ class _Run:
         for _, _, found in read_manifests(self.store, fresh, threads=self.threads):
             if not isinstance(found, Manifest):
                 return {}, {}
-            named |= {place.pack for part in found.parts for place in part.blocks}
+            named |= {place.pack for part in found.every_part for place in part.blocks}
         before = {pack: size for note in notes.values() for pack, size in note.items()}
         unused = self.inventory.packs - named
         swept = {pack: before[pack] for pack in sorted(unused & before.keys())}

@@ -22,6 +22,7 @@ from hybridcache_jax.store.manifest import (
     MOST_BYTES,
     Manifest,
     ManifestError,
+    PoolPart,
     UnknownFormatError,
     decode,
     encode,
@@ -188,17 +189,20 @@ def _put_packs(
 
 def _placed(manifest: Manifest, renamed: Mapping[str, str], now: int) -> Manifest:
     """A manifest whose blocks lie where they were put, written now."""
-    parts = tuple(
-        msgspec.structs.replace(
-            part,
-            blocks=tuple(
-                msgspec.structs.replace(place, pack=renamed.get(place.pack, place.pack))
-                for place in part.blocks
-            ),
+
+    def put(part: PoolPart) -> PoolPart:
+        blocks = (
+            msgspec.structs.replace(place, pack=renamed.get(place.pack, place.pack))
+            for place in part.blocks
         )
-        for part in manifest.parts
+        return msgspec.structs.replace(part, blocks=tuple(blocks))
+
+    return msgspec.structs.replace(
+        manifest,
+        parts=tuple(map(put, manifest.parts)),
+        logits=None if manifest.logits is None else put(manifest.logits),
+        age=now,
     )
-    return msgspec.structs.replace(manifest, parts=parts, age=now)
 
 
 def _there(store: PrefixStore, name: str) -> tuple[bool, str]:
@@ -220,7 +224,7 @@ def _there(store: PrefixStore, name: str) -> tuple[bool, str]:
 
 def _is_whole(store: PrefixStore, manifest: Manifest) -> bool:
     """Whether the store gives back every block of a manifest."""
-    for part in manifest.parts:
+    for part in manifest.every_part:
         size = block_size(part)
         if size is None:
             return False

@@ -238,7 +238,7 @@ def summary(name: str, size: int, manifest: Manifest) -> StoredRecord:
     """
     forms: dict[str, int] = {}
     packs: dict[str, int] = {}
-    for part in manifest.parts:
+    for part in manifest.every_part:
         block = block_size(part) or 0
         forms[part.form] = forms.get(part.form, 0) + block * len(part.blocks)
         for place in part.blocks:

@@ -20,8 +20,9 @@ How a store lives through changes of the format:
   releases can share a store.  The structs of an old format stay beside the new ones,
   with a function that makes today's :class:`Manifest` of them, and a file of each
   format stays in the tests.
-- Nothing is rewritten in place.  Records of an old format are read until they have been
-  unused for long enough; a release that no longer reads them says so in the changelog.
+- No record is rewritten in another format.  Those of an old one are read until they
+  have been unused for long enough; a release that no longer reads them says so in the
+  changelog.
 """
 
 from typing import Annotated
@@ -104,7 +105,9 @@ class PoolPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blocks: tuple[BlockPlace, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One record.
 
     Attributes:
@@ -124,6 +127,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       parts: per pool; of what grows with the history ``[start, stop)``, of every other
         form what is kept of that, and what resuming at ``stop`` requires.
       age: logical time of the store at which it was written.
+      logits: of the token that follows, laid out like a pool with one block
+        (:mod:`logits`); a record without them does not say so.
     """
 
     library: str
@@ -141,6 +146,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contents: Annotated[tuple[tuple[int, int, str, str], ...], _MOST_CONTENTS]
     parts: Annotated[tuple[PoolPart, ...], _MOST_POOLS]
     age: int
+    logits: PoolPart | None = None
+
+    @property
+    def every_part(self) -> tuple[PoolPart, ...]:
+        """All that names bytes in packs: what it has of pools, and logits."""
+        return self.parts if self.logits is None else (*self.parts, self.logits)
 
 
 _DECODER = msgspec.msgpack.Decoder(Manifest)

@@ -15,6 +15,7 @@ from hybridcache_jax.offload.payload import DIGEST_BYTES
 from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.store.inventory import record_name
 from hybridcache_jax.store.keys import chain, root_key
+from hybridcache_jax.store.logits import logits_problem
 from hybridcache_jax.store.manifest import Manifest, PoolPart
 from hybridcache_jax.store.pack import is_pack_name
 from hybridcache_jax.store.sizes import block_size
@@ -31,7 +32,8 @@ def record_problems(name: str, manifest: Manifest) -> list[str]:
       One clause for each; none for a manifest that may be believed.
     """
     why = _range_problem(manifest) or _keys_problem(name, manifest)
-    return [*filter(None, [why]), *_part_problems(manifest.parts)]
+    whys = filter(None, [why, logits_problem(manifest)])
+    return [*whys, *_part_problems(manifest.every_part)]
 
 
 def beginning(manifest: Manifest) -> tuple:

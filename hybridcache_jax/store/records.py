@@ -23,6 +23,7 @@ from hybridcache_jax.store.keys import (
     keyed_blake3,
     root_key,
 )
+from hybridcache_jax.store.logits import logits_problem, write_logits
 from hybridcache_jax.store.manifest import (
     MOST_BYTES,
     BlockPlace,
@@ -123,6 +124,7 @@ def write_record(
     *,
     library: str,
     age: int,
+    logits: np.ndarray | None = None,
 ) -> Manifest:
     """Writes a record: its blocks first, its manifest last.
 
@@ -136,6 +138,8 @@ def write_record(
         only what lies behind ``start``.
       library: version of the library.
       age: logical time of the store.
+      logits: of the token that follows, by ``logits.checked_logits``; None to store
+        none.
 
     Raises:
       ValueError: if ``start`` and the tokens are no whole grid units, or nothing lies
@@ -187,6 +191,7 @@ def write_record(
             for part, layout in zip(parts, layouts, strict=True)
         ),
         age=age,
+        logits=None if logits is None else write_logits(store, logits, stop),
     )
     data = encode(manifest)
     try:
@@ -289,7 +294,8 @@ def _opened(
     ends = [edge for span in record.contents for edge in span[:2]]
     if ends != sorted(ends) or any(not 0 <= edge <= whole for edge in ends):
         return None, "its contents lie outside of its range"
-    return record, ""
+    why = logits_problem(record)
+    return (record, "") if why is None else (None, why)
 
 
 def _along(record: Manifest, prompt: Prefix) -> int:

@@ -72,7 +72,7 @@ def measure(
             unread.append(found)
             continue
         records, manifest_bytes = records + 1, manifest_bytes + size
-        for part in found.parts:
+        for part in found.every_part:
             block = block_size(part) or 0
             places = [place for place in part.blocks if is_pack_name(place.pack)]
             blocks = {(place.pack, place.start): block for place in places}

@@ -125,7 +125,7 @@ def verify(
             continue
         links[name] = _Link(found.start, beginning(found), ending(found))
         problems += [Problem(name, why) for why in record_problems(name, found)]
-        for part in found.parts:
+        for part in found.every_part:
             for pack, place in _places(name, part):
                 places.setdefault(pack, []).append(place)
     names = list(store.names(""))

@@ -3,6 +3,7 @@
 from .record import Mutation
 
 _SAVED = "tests/faults/test_saved_prefixes.py::"
+_LOGITS = "tests/faults/test_stored_logits.py::"
 
 SAVES = (
     Mutation(
@@ -98,6 +99,44 @@ SAVES = (
         "        pass\n",
         "what was computed anew is saved again and again",
         (_SAVED + "test_what_was_computed_anew_counts_again_in_the_same_process",),
+    ),
+    Mutation(
+        "logits-of-a-longer-record",
+        "offload/store_link.py",
+        "record.stop != len(tokens) or part is None",
+        "part is None",
+        "a prompt gets the logits of one that goes on from it",
+        (_LOGITS + "test_other_prompts_and_producers_get_none",),
+    ),
+    Mutation(
+        "logits-off-the-grid",
+        "prefix_leases.py",
+        "logits = logits if whole else None",
+        "logits = logits",
+        "a record has the logits of a position behind it",
+        (
+            _LOGITS
+            + "test_a_row_off_the_grid_keeps_none_and_a_longer_save_takes_none_away",
+        ),
+    ),
+    Mutation(
+        "logits-merged-away",
+        "offload/saves.py",
+        "if save.logits is not None:\n                continue\n",
+        "pass\n",
+        "an answer that is published takes the logits of its prompt away",
+        (
+            _LOGITS
+            + "test_a_row_off_the_grid_keeps_none_and_a_longer_save_takes_none_away",
+        ),
+    ),
+    Mutation(
+        "packs-of-logits-swept",
+        "store/manifest.py",
+        "return self.parts if self.logits is None else (*self.parts, self.logits)",
+        "return self.parts",
+        "house-keeping deletes logits that a record names",
+        (_LOGITS + "test_house_keeping_knows_them",),
     ),
     Mutation(
         "records-of-refused-packs",
