@@ -240,6 +240,8 @@ KERNELS: Mapping[str, Mapping[str, ReadContract | TileContract]] = (
                 {
                     "window_decode": MOSAIC_TPU,
                     "paged_decode": MOSAIC_TPU,
+                    "indexed_decode": MOSAIC_TPU,
+                    "indexer_scores": MOSAIC_TPU,
                 }
             ),
             "mosaic_gpu": types.MappingProxyType(

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 
 from pallas_kernels.choice import Kernel
 from pallas_kernels.dtypes import named_dtype
+from pallas_kernels.indexed_decode.api import selected_attention
+from pallas_kernels.indexer_scores.api import top_units
 from pallas_kernels.paged_decode.api import paged_attention
 from pallas_kernels.source import Source
 from pallas_kernels.window_decode.api import window_attention
 
 # So many blocks that no compiler keeps a plane in fast memory: pools are large.
 ROWS, COLUMNS, BLOCKS, LAYERS, BLOCK_TOKENS = 4, 64, 8192, 2, 64
-WINDOW = 512
+WINDOW, SELECTED = 512, 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Case:
       operation: folder of the read.
       layout: name of the layout, for people.
       pool: the layout.
-      group: query heads per KV head.
+      group: query heads per KV head, or index heads.
       width: queries of a row in a step.
     """
 
@@ -110,7 +112,7 @@ class Case:
 
     def program(self, kernel: Kernel) -> tuple[Callable, tuple]:
         """The read as a function of arrays, and the shapes of those."""
-        read = functools.partial(_read, self, kernel)
+        read = functools.partial(_READS[self.operation], self, kernel)
         entry, shape = self.pool.entry, jax.ShapeDtypeStruct
         key = sum(plane.dim for plane in entry.key_planes)
         heads = entry.key_planes[0].heads
@@ -125,23 +127,67 @@ class Case:
         row = shape((ROWS,), jnp.int32)
         positions = shape((ROWS, self.width), jnp.int32)
         table = shape((ROWS, COLUMNS), jnp.int32)
-        return read, (query, planes, table, positions, row, row)
+        arguments = (query, planes, table, positions, row, row)
+        if self.operation == "indexed_decode":
+            chosen = shape((ROWS, self.width, 1, SELECTED), jnp.int32)
+            arguments = (*arguments, chosen)
+        return read, arguments
 
 
-def _read(case: Case, kernel: Kernel, query, planes, table, positions, since, end):
+def _paged(case: Case, kernel: Kernel, query, planes, table, *rows):
     source = Source(planes, LAYERS - 1, case.pool)
-    rows: dict[str, Any] = {"positions": positions, "since": since, "end": end}
-    rows |= {"scale": 0.1, "soft_cap": None, "kernel": kernel}
-    if case.operation == "paged_decode":
-        return paged_attention(query, source, table, **rows)
+    return paged_attention(query, source, table, **_attention(kernel, *rows))
+
+
+def _window(case: Case, kernel: Kernel, query, planes, table, *rows):
     return window_attention(
         query,
-        source,
+        Source(planes, LAYERS - 1, case.pool),
         table,
         first_visible=lambda p: jnp.maximum(p - WINDOW + 1, 0),
         reach=WINDOW - 1,
-        **rows,
+        **_attention(kernel, *rows),
     )
+
+
+def _indexed(case: Case, kernel: Kernel, query, planes, table, *rows):
+    *rows, selected = rows
+    source = Source(planes, LAYERS - 1, case.pool)
+    return selected_attention(
+        query, source, table, selected, **_attention(kernel, *rows)
+    )
+
+
+def _attention(kernel: Kernel, positions, since, end) -> dict[str, Any]:
+    rows = {"positions": positions, "since": since, "end": end}
+    return {**rows, "scale": 0.1, "soft_cap": None, "kernel": kernel}
+
+
+def _ranked(case: Case, kernel: Kernel, query, planes, table, positions, since, end):
+    return top_units(
+        query[:, :, 0],
+        query[:, :, 0, :, 0],
+        Source(planes, LAYERS - 1, case.pool),
+        table,
+        scale=0.1,
+        groups=1,
+        k=SELECTED,
+        unit=case.pool.entry_tokens,
+        local_units=0,
+        skip_open=False,
+        positions=positions,
+        since=since,
+        end=end,
+        kernel=kernel,
+    )
+
+
+_READS = {
+    "window_decode": _window,
+    "paged_decode": _paged,
+    "indexed_decode": _indexed,
+    "indexer_scores": _ranked,
+}
 
 
 def _kv(heads: int, dim: int, dtype: str) -> CaseEntry:
@@ -170,8 +216,11 @@ def cases() -> tuple[Case, ...]:
             ("shared row of 512", _row(512, dtype), 64),
             ("latent 512 + 128", _latent(dtype), 128),
         ):
-            for operation in ("window_decode", "paged_decode"):
+            for operation in ("window_decode", "paged_decode", "indexed_decode"):
                 for width in (1, 16):
                     pool = CasePool(entry)
                     found.append(Case(operation, name, pool, group, width))
+        for width in (1, 16):
+            keys = CasePool(_row(128, dtype))
+            found.append(Case("indexer_scores", "index keys of 128", keys, 64, width))
     return tuple(found)

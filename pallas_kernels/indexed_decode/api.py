@@ -31,7 +31,8 @@ def selected_attention(
       source: the pool's layer.
       blocks: ``[B, C]`` int32, id of block ``c`` in column ``c``; ids outside
         ``[0, P)`` are not read.
-      selected: ``[B, T, G, K]`` int32 entry numbers, -1 for none; ``G`` is 1 or ``H``.
+      selected: ``[B, T, G, K]`` int32 entry numbers, none twice for a query, -1 for
+        none; ``G`` is 1 or ``H``.
       positions: ``[B, T]`` int32; a query sees an entry once its last token lies at or
         before the query's position.
       since: ``[B]`` int32, first position that counts.
@@ -50,6 +51,19 @@ def selected_attention(
 
         return mosaic_gpu.selected_attention(
             query, source, blocks, selected, **rows, scale=scale, soft_cap=soft_cap
+        )
+    if kernel.implementation == "mosaic_tpu":
+        from pallas_kernels.indexed_decode import mosaic_tpu
+
+        return mosaic_tpu.selected_attention(
+            query,
+            source,
+            blocks,
+            selected,
+            **rows,
+            scale=scale,
+            soft_cap=soft_cap,
+            interpret=kernel.interpret,
         )
     return reference.selected_attention(
         query,

@@ -1,8 +1,8 @@
 """Selected entries on a GPU; interpreted and compiled ahead of time only."""
 
 import jax
-import jax.numpy as jnp
 
+from pallas_kernels.located import located
 from pallas_kernels.merge import Partial
 from pallas_kernels.mosaic_gpu.entries import read_entries
 from pallas_kernels.mosaic_gpu.sizes import BlockSizes
@@ -47,26 +47,15 @@ def selected_attention(
       ValueError: if the kernel does not accept the pool's layout.
     """
     batch, width, groups, count = selected.shape
-    stored = source.stored
-    first = selected * stored.entry_tokens
-    last = first + (stored.entry_tokens - 1)
-    column = first // stored.block_tokens
-    flat = (column % blocks.shape[1]).reshape(batch, -1)
-    ids = jnp.take_along_axis(blocks, flat, axis=1).reshape(selected.shape)
-
-    def of_row(x):
-        return x[:, None, None, None]
-
-    seen = (selected >= 0) & (ids >= 0) & (ids < source.num_blocks)
-    seen = seen & (first >= of_row(since)) & (last < of_row(end))
-    seen = seen & (last <= positions[:, :, None, None])
-    slots = selected % stored.block_entries
+    ids, slots = located(
+        source, blocks, selected, positions=positions, since=since, end=end
+    )
     rows = (batch * width, groups, count)
     part = read_entries(
         query.reshape(batch * width, *query.shape[2:]),
         source,
-        jnp.where(seen, ids, -1).reshape(rows),
-        jnp.where(seen, slots, 0).reshape(rows),
+        ids.reshape(rows),
+        slots.reshape(rows),
         scale=scale,
         soft_cap=soft_cap,
         sizes=sizes,

@@ -71,6 +71,18 @@ def top_units(
         return mosaic_gpu.top_units(
             query, weights, source, blocks, scale=scale, **options
         )
+    if kernel.implementation == "mosaic_tpu":
+        from pallas_kernels.indexer_scores import mosaic_tpu
+
+        return mosaic_tpu.top_units(
+            query,
+            weights,
+            source,
+            blocks,
+            scale=scale,
+            **options,
+            interpret=kernel.interpret,
+        )
 
     def score(keys):
         dots = jnp.einsum(

@@ -4,9 +4,8 @@ Interpreted and compiled ahead of time only.
 """
 
 import jax
-import jax.numpy as jnp
 
-from pallas_kernels.indexer_scores import reference
+from pallas_kernels.indexer_scores import ranked
 from pallas_kernels.mosaic_gpu.index_scores import score_blocks
 from pallas_kernels.source import Source
 
@@ -59,26 +58,23 @@ def top_units(
     Raises:
       ValueError: if the kernel does not accept the pool's layout.
     """
-    tokens, capacity = source.stored.block_tokens, blocks.shape[1]
-    first = tokens * jnp.arange(capacity, dtype=jnp.int32)
-    needed = (first < end[:, None]) & (first + tokens > since[:, None])
-    return reference.top_units(
-        lambda ids: ids,
-        # What is beyond a row's end is not read, whatever the table says.
-        jnp.where(needed, blocks, source.num_blocks),
-        lambda ids: score_blocks(
+
+    def score(ids):
+        return score_blocks(
             query, weights, source, ids, scale=scale, groups=groups, interpret=interpret
-        ),
+        )
+
+    return ranked.top_units(
+        score,
+        source,
+        blocks,
         groups=groups,
         k=k,
-        key_tokens=source.stored.entry_tokens,
         unit=unit,
         local_units=local_units,
         skip_open=skip_open,
-        block_tokens=tokens,
-        num_blocks=source.num_blocks,
         positions=positions,
         since=since,
         end=end,
-        tile_keys=min(tile_keys, capacity * source.stored.block_entries),
+        tile_keys=tile_keys,
     )

@@ -1,5 +1,6 @@
 """Which blocks a TPU kernel fetches, and when.  Plain arithmetic, for any arrays."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -57,6 +58,34 @@ def id_at(table, row, number, reach: Reach):
     columns = table.shape[1]
     column = number % columns if reach.ring else number
     return table[row, jnp.clip(column, 0, columns - 1)]
+
+
+def held(parts: jax.Array, count: int) -> jax.Array:
+    """Fills the gaps of a schedule so that nothing is fetched for them.
+
+    Args:
+      parts: ``[R, N]`` int32, what each place of each step reads, row after row; -1 for
+        nothing.  ``N`` is a multiple of ``count``.
+      count: places of a step.
+
+    Returns:
+      ``[R, N]`` int32: the part that is read, or ``~p`` of the part ``p`` that lies in
+      the place anyway, from an earlier step or for a later one.
+    """
+    steps = parts.reshape(-1, count)
+
+    def newer(before, after):
+        return jnp.where(after >= 0, after, before)
+
+    before = jax.lax.associative_scan(newer, steps)
+    after = jax.lax.associative_scan(newer, steps, reverse=True)
+    there = jnp.where(before >= 0, before, jnp.maximum(after, 0))
+    return jnp.where(steps >= 0, steps, ~there).reshape(parts.shape)
+
+
+def lying(part):
+    """What is in a place: the part, whether it is read or not."""
+    return jnp.where(part >= 0, part, ~part)
 
 
 def fetches(

@@ -1,6 +1,7 @@
 """How the work of a TPU kernel is cut so that it fits VMEM."""
 
 import dataclasses
+import math
 
 from pallas_kernels.dtypes import element_bits
 from pallas_kernels.stored import Stored, read_planes
@@ -14,6 +15,8 @@ _VMEM_BYTES = 8 << 20
 # Enough for a step to take longer than its overhead of about a third of a microsecond.
 _STEP_BYTES = 512 << 10
 _MOST_BLOCKS = 8
+# A tile has 8 rows of 4 bytes, or more of narrower elements.
+_TILE_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,7 @@ class BlockSizes:
     """How the work is cut.
 
     Attributes:
-      blocks: blocks of the pool that one step reads.
+      blocks: blocks of the pool, or parts of them, that one step reads.
       queries: most rows of queries (positions times query heads of a KV head) that one
         step works on; a multiple of 8.
     """
@@ -37,10 +40,22 @@ class BlockSizes:
             )
 
 
-def fitting(stored: Stored) -> BlockSizes:
-    """Sizes for a layout: steps of some 512 KiB, everything twice in VMEM."""
+def strip_entries(stored: Stored) -> int:
+    """Entries of the smallest part of a block that is whole tiles of every plane."""
+    bits = min(element_bits(plane.dtype) for plane in read_planes(stored.entry))
+    return math.gcd(stored.block_entries, 8 * _TILE_BYTES // bits)
+
+
+def fitting(stored: Stored, entries: int | None = None) -> BlockSizes:
+    """Sizes for a layout: steps of some 512 KiB, everything twice in VMEM.
+
+    Args:
+      stored: the layout.
+      entries: of a part of a block that is fetched on its own; None for whole blocks.
+    """
     entry = stored.entry
-    block = stored.block_entries * sum(
+    entries = stored.block_entries if entries is None else entries
+    block = entries * sum(
         -(-plane.width // LANES) * LANES * element_bits(plane.dtype) // 8
         for plane in read_planes(entry)
     )

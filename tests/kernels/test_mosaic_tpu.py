@@ -103,10 +103,10 @@ def cases(draw, reach=0):
 class Drawn:
     """Arrays of a case: what a read gets, and what it must give."""
 
-    def __init__(self, case, layout, columns=COLUMNS, ring=False):
+    def __init__(self, case, layout, columns=COLUMNS, ring=False, size=SIZE):
         entry, per_entry, group, width, self.soft_cap = LAYOUTS[layout]
         random = np.random.default_rng(case["seed"])
-        self.pool = twin.Pool(entry, SIZE, per_entry)
+        self.pool = twin.Pool(entry, size, per_entry)
         heads = entry.key_planes[0].heads
         key = sum(plane.dim for plane in entry.key_planes)
         shape = (ROWS, width, heads, group, key)
@@ -142,6 +142,7 @@ class Drawn:
     def _scatter(self, plane, values, ring):
         stored = np.asarray(to_storage(plane, values, "cpu"))
         size, columns = self.pool.block_entries, self.table.shape[1]
+        tokens = self.pool.block_tokens
         dtype = storage_dtype(plane.dtype, "cpu")
         # All bits set: NaN in every float dtype, also where it is held as an integer.
         memory = np.full(
@@ -152,11 +153,11 @@ class Drawn:
             token = entry * self.pool.entry_tokens
             alive = self.since[row] <= token < self.end[row]
             # In a ring a later block takes the column of an earlier one.
-            newest = max(int(self.end[row]) - 1, 0) // SIZE
-            if ring and token // SIZE <= newest - columns:
+            newest = max(int(self.end[row]) - 1, 0) // tokens
+            if ring and token // tokens <= newest - columns:
                 continue
             if alive:
-                block = self.table[row, token // SIZE % columns]
+                block = self.table[row, token // tokens % columns]
                 memory[1, block, entry % size] = stored[row, entry]
         return jnp.asarray(memory)
 

@@ -10,6 +10,7 @@ _FETCHED = (
     "tests/kernels/test_mosaic_tpu.py::"
     "test_only_blocks_that_a_query_reaches_are_fetched",
 )
+_SELECTED = "tests/kernels/test_mosaic_tpu_selected.py::"
 _REGISTERS = ("tests/kernels/test_mosaic_gpu_fragments.py",)
 _COPIED = (
     "tests/kernels/test_mosaic_gpu_blocks.py::test_only_what_a_row_needs_is_copied",
@@ -80,6 +81,30 @@ KERNELS = (
         "last = stop - 1",
         "steps beyond the last block fetch it in every place",
         _FETCHED,
+    ),
+    _Mutation(
+        "strips-read-whole",
+        "mosaic_tpu/selected.py",
+        "return jax.lax.shift_right_logical(found, number % size) & 1",
+        "return found",
+        "a query reads the neighbours of the entries that were selected for it",
+        (_SELECTED + "test_selected_entries",),
+    ),
+    _Mutation(
+        "gaps-fetched",
+        "mosaic_tpu/schedule.py",
+        "there = jnp.where(before >= 0, before, jnp.maximum(after, 0))",
+        "there = jnp.maximum(after, 0)",
+        "places that a step does not read are filled for nothing",
+        (_SELECTED + "test_each_strip_that_is_read_is_fetched_once",),
+    ),
+    _Mutation(
+        "step-judged-by-its-first-block",
+        "mosaic_tpu/index_scores.py",
+        "needed = needed | (parts[b, j * count + place] >= 0)",
+        "needed = needed | (parts[b, j * count] >= 0)",
+        "keys beside a block that is not read get no scores",
+        (_SELECTED + "test_the_best_units",),
     ),
     _Mutation(
         "gpu-halves-of-a-value-swapped",
