@@ -139,6 +139,14 @@ SAVES = (
         (_LOGITS + "test_house_keeping_knows_them",),
     ),
     Mutation(
+        "older-claims-say-where-blocks-lie",
+        "offload/whereabouts.py",
+        "            if epoch >= seen:\n",
+        "            if True:\n",
+        "of a block that lies in the store it is forgotten where",
+        (_SAVED + "test_a_claim_of_before_does_not_say_where_a_block_lies",),
+    ),
+    Mutation(
         "records-of-refused-packs",
         "offload/saves.py",
         "if place.pack in self._whereabouts.refused:",
