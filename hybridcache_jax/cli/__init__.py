@@ -113,14 +113,37 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="tokens per block, default 4; small blocks give many resume points",
     )
-    parity.add_argument(
-        "--kernels",
-        default="auto",
-        choices=_KERNELS,
-        help="what reads the cache, default auto; interpret runs the TPU kernels in "
-        "Pallas' interpreter, slowly",
-    )
+    _add_kernels(parity)
     parity.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor = commands.add_parser(
+        "doctor",
+        help="what backend is here, and what would read each form of a model's cache",
+        description="Prints what backend is here, and for every form of a model's "
+        "cache which implementation would read it, why, and how that was verified: on "
+        "hardware, compiled for accelerators that were not there, or interpreted.",
+    )
+    doctor.add_argument(
+        "--model",
+        metavar="PATH",
+        help="a config.json or its folder, no weights needed (default: tiny-v4)",
+    )
+    doctor.add_argument(
+        "--cache-format",
+        default="bfloat16",
+        metavar="NAME",
+        help="dtype of the entries, or a format of the model such as fp8; default "
+        "bfloat16",
+    )
+    doctor.add_argument(
+        "--block-tokens", type=int, metavar="N", help="tokens per block"
+    )
+    doctor.add_argument(
+        "--backend",
+        choices=("cpu", "gpu", "tpu"),
+        help="the backend to answer for, default the one here",
+    )
+    _add_kernels(doctor)
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
     bench = commands.add_parser(
         "bench",
         help="measure, against a floor",
@@ -190,6 +213,16 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--metrics", action="store_true", help="show what was counted at the end"
+    )
+
+
+def _add_kernels(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--kernels",
+        default="auto",
+        choices=_KERNELS,
+        help="what reads the cache, default auto; interpret runs the TPU kernels in "
+        "Pallas' interpreter, slowly",
     )
 
 

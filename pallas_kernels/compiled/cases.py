@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.choice import Kernel
+from pallas_kernels.compiled import layouts
+from pallas_kernels.compiled.layouts import FP8, CasePool
 from pallas_kernels.dtypes import named_dtype
 from pallas_kernels.indexed_decode.api import selected_attention
 from pallas_kernels.indexer_scores.api import top_units
@@ -17,62 +19,8 @@ from pallas_kernels.source import Source
 from pallas_kernels.window_decode.api import window_attention
 
 # So many blocks that no compiler keeps a plane in fast memory: pools are large.
-ROWS, COLUMNS, BLOCKS, LAYERS, BLOCK_TOKENS = 4, 64, 8192, 2, 64
+ROWS, COLUMNS, BLOCKS, LAYERS = 4, 64, 8192, 2
 WINDOW, SELECTED = 512, 2048
-
-
-@dataclasses.dataclass(frozen=True)
-class CasePlane:
-    """A ``stored.Plane``."""
-
-    name: str
-    heads: int
-    dim: int
-    dtype: str
-    scale: str | None = None
-    run: int = 0
-
-    @property
-    def width(self) -> int:
-        """``heads * dim``."""
-        return self.heads * self.dim
-
-
-@dataclasses.dataclass(frozen=True)
-class CaseEntry:
-    """A ``stored.Entry``."""
-
-    planes: tuple[CasePlane, ...]
-    key: tuple[str, ...]
-    value: tuple[str, ...]
-
-    def __getitem__(self, name: str) -> CasePlane:
-        """The plane called ``name``."""
-        return next(plane for plane in self.planes if plane.name == name)
-
-    @property
-    def key_planes(self) -> tuple[CasePlane, ...]:
-        """Planes of the key."""
-        return tuple(self[name] for name in self.key)
-
-    @property
-    def value_planes(self) -> tuple[CasePlane, ...]:
-        """Planes of the value."""
-        return tuple(self[name] for name in self.value)
-
-
-@dataclasses.dataclass(frozen=True)
-class CasePool:
-    """A ``stored.Stored``."""
-
-    entry: CaseEntry
-    block_tokens: int = BLOCK_TOKENS
-    entry_tokens: int = 1
-
-    @property
-    def block_entries(self) -> int:
-        """Entries of a block."""
-        return self.block_tokens // self.entry_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +31,7 @@ class Case:
       operation: folder of the read.
       layout: name of the layout, for people.
       pool: the layout.
-      group: query heads per KV head, or index heads.
+      group: query heads per KV head, or heads of the indexer.
       width: queries of a row in a step.
     """
 
@@ -94,29 +42,36 @@ class Case:
     width: int
 
     @property
+    def identity(self) -> tuple[str, str, str, int]:
+        """As ``outcomes.Outcome.case``."""
+        return self.operation, self.layout, self.dtype, self.width
+
+    @property
     def dtype(self) -> str:
         """Of the first plane."""
         return self.pool.entry.planes[0].dtype
 
     @property
-    def pool_bytes(self) -> int:
-        """Bytes of the smallest plane of the pool: a copy of it must show."""
+    def layer_bytes(self) -> int:
+        """Bytes of one layer of the smallest plane of keys and values.
+
+        A copy of so much must show.
+        """
+        entry = self.pool.entry
         return min(
-            LAYERS
-            * BLOCKS
+            BLOCKS
             * self.pool.block_entries
             * plane.width
             * named_dtype(plane.dtype).itemsize
-            for plane in self.pool.entry.planes
+            for plane in (*entry.key_planes, *entry.value_planes)
         )
 
     def program(self, kernel: Kernel) -> tuple[Callable, tuple]:
         """The read as a function of arrays, and the shapes of those."""
-        read = functools.partial(_READS[self.operation], self, kernel)
         entry, shape = self.pool.entry, jax.ShapeDtypeStruct
         key = sum(plane.dim for plane in entry.key_planes)
-        heads = entry.key_planes[0].heads
-        query = shape((ROWS, self.width, heads, self.group, key), jnp.float32)
+        each = (ROWS, self.width)
+        heads = () if self.ranks else (entry.key_planes[0].heads,)
         planes = {
             plane.name: shape(
                 (LAYERS, BLOCKS, self.pool.block_entries, plane.width),
@@ -124,103 +79,67 @@ class Case:
             )
             for plane in entry.planes
         }
-        row = shape((ROWS,), jnp.int32)
-        positions = shape((ROWS, self.width), jnp.int32)
-        table = shape((ROWS, COLUMNS), jnp.int32)
-        arguments = (query, planes, table, positions, row, row)
+        arguments = {
+            "query": shape((*each, *heads, self.group, key), jnp.float32),
+            "table": shape((ROWS, COLUMNS), jnp.int32),
+            "positions": shape(each, jnp.int32),
+            "since": shape((ROWS,), jnp.int32),
+            "end": shape((ROWS,), jnp.int32),
+        }
+        if self.ranks:
+            arguments["weights"] = shape((*each, self.group), jnp.float32)
         if self.operation == "indexed_decode":
-            chosen = shape((ROWS, self.width, 1, SELECTED), jnp.int32)
-            arguments = (*arguments, chosen)
-        return read, arguments
+            arguments["selected"] = shape((*each, 1, SELECTED), jnp.int32)
+        return functools.partial(_read, self, kernel), (planes, arguments)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it ranks keys, and reads no values."""
+        return self.operation == "indexer_scores"
 
 
-def _paged(case: Case, kernel: Kernel, query, planes, table, *rows):
-    source = Source(planes, LAYERS - 1, case.pool)
-    return paged_attention(query, source, table, **_attention(kernel, *rows))
-
-
-def _window(case: Case, kernel: Kernel, query, planes, table, *rows):
+def _read(case: Case, kernel: Kernel, planes, arguments):
+    source, rest = Source(planes, LAYERS - 1, case.pool), dict(arguments)
+    query, table = rest.pop("query"), rest.pop("table")
+    rest |= {"kernel": kernel, "scale": 0.1}
+    if case.ranks:
+        weights = rest.pop("weights")
+        rest |= {"groups": 1, "k": SELECTED, "unit": case.pool.entry_tokens}
+        rest |= {"local_units": 0, "skip_open": False}
+        return top_units(query, weights, source, table, **rest)
+    options: dict[str, Any] = rest | {"soft_cap": None}
+    if case.operation == "indexed_decode":
+        return selected_attention(
+            query, source, table, options.pop("selected"), **options
+        )
+    if case.operation == "paged_decode":
+        return paged_attention(query, source, table, **options)
     return window_attention(
         query,
-        Source(planes, LAYERS - 1, case.pool),
+        source,
         table,
         first_visible=lambda p: jnp.maximum(p - WINDOW + 1, 0),
         reach=WINDOW - 1,
-        **_attention(kernel, *rows),
+        **options,
     )
-
-
-def _indexed(case: Case, kernel: Kernel, query, planes, table, *rows):
-    *rows, selected = rows
-    source = Source(planes, LAYERS - 1, case.pool)
-    return selected_attention(
-        query, source, table, selected, **_attention(kernel, *rows)
-    )
-
-
-def _attention(kernel: Kernel, positions, since, end) -> dict[str, Any]:
-    rows = {"positions": positions, "since": since, "end": end}
-    return {**rows, "scale": 0.1, "soft_cap": None, "kernel": kernel}
-
-
-def _ranked(case: Case, kernel: Kernel, query, planes, table, positions, since, end):
-    return top_units(
-        query[:, :, 0],
-        query[:, :, 0, :, 0],
-        Source(planes, LAYERS - 1, case.pool),
-        table,
-        scale=0.1,
-        groups=1,
-        k=SELECTED,
-        unit=case.pool.entry_tokens,
-        local_units=0,
-        skip_open=False,
-        positions=positions,
-        since=since,
-        end=end,
-        kernel=kernel,
-    )
-
-
-_READS = {
-    "window_decode": _window,
-    "paged_decode": _paged,
-    "indexed_decode": _indexed,
-    "indexer_scores": _ranked,
-}
-
-
-def _kv(heads: int, dim: int, dtype: str) -> CaseEntry:
-    planes = (CasePlane("k", heads, dim, dtype), CasePlane("v", heads, dim, dtype))
-    return CaseEntry(planes, ("k",), ("v",))
-
-
-def _row(dim: int, dtype: str) -> CaseEntry:
-    """Keys and values are one row."""
-    return CaseEntry((CasePlane("k", 1, dim, dtype),), ("k",), ("k",))
-
-
-def _latent(dtype: str) -> CaseEntry:
-    planes = (CasePlane("latent", 1, 512, dtype), CasePlane("rope", 1, 128, dtype))
-    return CaseEntry(planes, ("latent", "rope"), ("latent",))
 
 
 def cases() -> tuple[Case, ...]:
-    """All of them."""
+    """All of them: decoding in every dtype, and chunks of 16 tokens in bfloat16."""
+    ordered, every = ("window_decode", "paged_decode"), ("bfloat16", "float32", FP8)
+    selected, ranked = ("paged_decode", "indexed_decode"), ("indexer_scores",)
+    attended = (*ordered, "indexed_decode")
     found = []
-    for dtype in ("bfloat16", "float32"):
-        for name, entry, group in (
-            ("8 heads of 128", _kv(8, 128, dtype), 4),
-            ("8 heads of 64", _kv(8, 64, dtype), 8),
-            ("1 head of 256", _kv(1, 256, dtype), 4),
-            ("shared row of 512", _row(512, dtype), 64),
-            ("latent 512 + 128", _latent(dtype), 128),
+    for dtype in every:
+        for name, pool, group, operations in (
+            ("8 heads of 128", layouts.heads(8, 128, dtype), 4, attended),
+            ("8 heads of 64", layouts.heads(8, 64, dtype), 8, ordered),
+            ("1 head of 256", layouts.heads(1, 256, dtype), 4, ordered),
+            ("shared row of 512", layouts.shared_row(512, dtype), 64, selected),
+            ("latent 512 + 128", layouts.latent(dtype), 128, selected),
+            ("index key of 128", layouts.index_key(dtype), 64, ranked),
         ):
-            for operation in ("window_decode", "paged_decode", "indexed_decode"):
-                for width in (1, 16):
-                    pool = CasePool(entry)
+            for operation in operations:
+                for width in (1, 16) if dtype == "bfloat16" else (1,):
                     found.append(Case(operation, name, pool, group, width))
-        for width in (1, 16):
-            keys = CasePool(_row(128, dtype))
-            found.append(Case("indexer_scores", "index keys of 128", keys, 64, width))
     return tuple(found)

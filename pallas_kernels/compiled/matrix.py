@@ -1,73 +1,76 @@
 """Compiling every case for every target, and what came of it."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
+import functools
+import multiprocessing
 from collections.abc import Iterable, Iterator
 
 from pallas_kernels.choice import choose
+from pallas_kernels.compiled.accelerators import GPUS, TPUS, platform_of
 from pallas_kernels.compiled.cases import Case
 from pallas_kernels.compiled.copies import large_moves
-from pallas_kernels.compiled.targets import compile_for, missing, platform_of
+from pallas_kernels.compiled.outcomes import Outcome
+from pallas_kernels.compiled.targets import compile_for
+from pallas_kernels.contracts import MOSAIC_GPU
+
+# Where there are kernels for a card, XLA is compiled for the others only.
+WANTED = {
+    **dict.fromkeys(TPUS, "auto"),
+    **{
+        name: "xla" if MOSAIC_GPU.card_refusal(name, card.capability) else "mosaic_gpu"
+        for name, card in GPUS.items()
+    },
+}
+"""By target, what is compiled for it, as ``choice.choose`` takes it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of compiling one case for one target.
+@contextlib.contextmanager
+def process() -> Iterator[concurrent.futures.Executor]:
+    """A process of its own to compile in, which begins with this one's environment.
 
-    Attributes:
-      target: accelerator.
-      operation: read.
-      layout: of the pool.
-      dtype: of the pool.
-      width: queries of a row in a step.
-      implementation: which one was compiled, ``"xla"`` or a kernel.
-      seconds: that compiling took.
-      temporary_bytes: scratch memory of the program.
-      moves: instructions that copy a pool, or lay it out anew.
-      refusal: what the compiler said; None if it compiled.
+    One is for one target: Mosaic GPU compiles for the first card that a process asks
+    for.  For another one its assembler fails, or it hands out the first one's kernel
+    again (seen with JAX 0.10 and 0.12).
     """
-
-    target: str
-    operation: str
-    layout: str
-    dtype: str
-    width: int
-    implementation: str
-    seconds: float = 0.0
-    temporary_bytes: int = 0
-    moves: tuple[str, ...] = ()
-    refusal: str | None = None
-
-    @property
-    def good(self) -> bool:
-        """Whether it compiled and copies no pool."""
-        return self.refusal is None and not self.moves
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, context) as executor:
+        yield executor
 
 
 def compile_all(
-    targets: Iterable[str], cases: Iterable[Case], wanted: str = "auto"
-) -> Iterator[Outcome]:
-    """Compiles cases for targets, one after the other.
+    target: str, cases: Iterable[Case], wanted: str
+) -> Iterator[tuple[Outcome, float]]:
+    """Compiles cases for a target, one after the other, in a process of their own.
 
     Args:
-      targets: accelerators; those that cannot be compiled for here are left out, see
-        ``targets.missing``.
+      target: accelerator.
       cases: reads.
       wanted: as for ``choice.choose``.
+
+    Returns:
+      What came of each, and the seconds it took.
     """
-    cases = tuple(cases)
-    for target in targets:
-        if missing(target) is None:
-            for case in cases:
-                yield compile_one(target, case, wanted)
+    with process() as executor:
+        yield from executor.map(
+            functools.partial(compile_one, target, wanted=wanted), cases
+        )
 
 
-def compile_one(target: str, case: Case, wanted: str = "auto") -> Outcome:
+def compile_one(target: str, case: Case, wanted: str = "auto") -> tuple[Outcome, float]:
     """Compiles one case for one target.
 
     Args:
       target: accelerator.
       case: the read.
       wanted: as for ``choice.choose``.
+
+    Returns:
+      What came of it, and the seconds it took.
+
+    Raises:
+      ValueError: if the kernel asked for does not accept the layout.
     """
     backend = {"tpu": "tpu", "cuda": "gpu"}[platform_of(target)]
     kernel = choose(case.operation, case.pool, backend=backend, wanted=wanted)
@@ -82,11 +85,12 @@ def compile_one(target: str, case: Case, wanted: str = "auto") -> Outcome:
     try:
         compiled, seconds = compile_for(target, *case.program(kernel))
     except Exception as error:  # the compiler's errors have no common class
-        return dataclasses.replace(outcome, refusal=str(error).splitlines()[0])
-    memory = compiled.memory_analysis()
-    return dataclasses.replace(
-        outcome,
-        seconds=seconds,
-        temporary_bytes=0 if memory is None else memory.temp_size_in_bytes,
-        moves=large_moves(compiled, case.pool_bytes),
-    )
+        refused = dataclasses.replace(outcome, refusal=str(error).splitlines()[0])
+        return refused, 0.0
+    memory, moves = compiled.memory_analysis(), large_moves(compiled, case.layer_bytes)
+    temporary = 0 if memory is None else memory.temp_size_in_bytes
+    if temporary >= case.layer_bytes and not moves:
+        # Fused with something else, for example a conversion.
+        moves = (f"{temporary:,} bytes, as much as a layer",)
+    found = dataclasses.replace(outcome, temporary_bytes=temporary, moves=moves)
+    return found, seconds

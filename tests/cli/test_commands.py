@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -344,9 +345,45 @@ def test_help_answers_without_loading_jax():
         "assert 'jax' not in sys.modules, 'jax was imported'\n"
     )
     assert done.returncode == 0, done.stderr
-    for command in ("demo", "generate", "bench"):
+    for command in ("demo", "generate", "doctor", "bench"):
         assert command in done.stdout
     assert time.perf_counter() - start < 5
+
+
+def test_doctor_says_what_would_read_each_form_and_how_that_was_verified(capsys):
+    folder = Path(__file__).parents[1] / "goldens" / "gpt_oss"
+
+    def ask(*more):
+        code = main(["doctor", "--block-tokens", "64", "--backend", "gpu", *more])
+        return code, capsys.readouterr()
+
+    model = ("--model", str(folder))
+    code, printed = ask(*model, "--json")
+    found = json.loads(printed.out)
+    assert code == 0
+    assert (found["here"]["backend"], found["backend"]) == ("cpu", "gpu")
+    reads = {each["pool"]: each for each in found["reads"]}
+    assert {name: each["read"] for name, each in reads.items()} == {
+        "swa_window.0": "window_decode",
+        "full_kv.1": "paged_decode",
+    }
+    for each in reads.values():
+        assert each["kernel"]["implementation"] == "xla"
+        assert "a100" in each["evidence"]["compiled"]
+    code, printed = ask(*model)
+    assert code == 0
+    assert "verified: compiled for a100" in printed.out
+    code, printed = ask(*model, "--kernels", "mosaic_gpu")
+    assert code == 2
+    assert "head dim" in printed.err
+    done = python(
+        "import sys\n"
+        "from hybridcache_jax.cli import main\n"
+        "try: main(['doctor', '--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "assert 'jax' not in sys.modules, 'jax was imported'\n"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_importing_the_core_pulls_in_no_framework():

@@ -5,14 +5,8 @@ seconds and temporary bytes.  A decode step that writes a donated pool and reads
 leave the pool where it is.
 """
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import functools
-import importlib.util
-import multiprocessing
-import os
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +18,7 @@ from twin import Pool
 from hybridcache_jax.entry import Entry, Plane
 from pallas_kernels.compiled.copies import large_moves
 from pallas_kernels.compiled.environment import ENVIRONMENT
+from pallas_kernels.compiled.matrix import process as own_process
 from pallas_kernels.compiled.targets import compile_for, missing
 from pallas_kernels.contracts import MOSAIC_GPU, MOSAIC_GPU_ENTRIES
 from pallas_kernels.indexed_decode.mosaic_gpu import selected_attention
@@ -93,36 +88,17 @@ CASES = [
 ]
 
 
-def has_assembler():
-    """Whether there is a ptxas where the compiler looks for one."""
-    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    for name in ("nvidia.cu13", "nvidia.cuda_nvcc"):
-        with contextlib.suppress(ModuleNotFoundError):
-            spec = importlib.util.find_spec(name)
-            places = [] if spec is None else spec.submodule_search_locations or []
-            folders += [f"{place}/bin" for place in places]
-    return shutil.which("ptxas", path=os.pathsep.join(folders)) is not None
-
-
 @pytest.fixture(scope="module", params=["h200", "b200"])
 def process(request):
-    """A card, and a process of its own to compile in.
-
-    Mosaic GPU compiles for the first card that a process asks for: for another one its
-    assembler fails, or it hands out the first one's kernel again (seen with JAX 0.10
-    and 0.12).
-    """
+    """A card, and a process of its own to compile in."""
     reason = missing(request.param)
-    if reason is None and not has_assembler():
-        reason = "no ptxas here: it comes with CUDA, or the package nvidia-cuda-nvcc"
     if reason is not None:
         pytest.skip(reason)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(1, context) as pool:
-            yield lambda run, *rest: pool.submit(run, request.param, *rest).result()
+        with own_process() as executor:
+            yield lambda run, *rest: executor.submit(run, request.param, *rest).result()
 
 
 def read(operation, query, source, table, selected, positions, since, end):
