@@ -59,6 +59,7 @@ class PrefixParts:
         placeholders: TokenIds = (),
         tier: HostTier | None = None,
         store: PrefixStore | None = None,
+        write_back: bool = False,
         executor: Executor | None = None,
         patience: float = 1.0,
         clock: Clock | None = None,
@@ -79,6 +80,11 @@ class PrefixParts:
           store: keeps what is published beyond this process, and is asked for what the
             index does not know; it needs a tier, whose places name what lies there.
             Many caches, processes and machines may share one.
+          write_back: saves a prefix when the first of its blocks moves from the device
+            to the tier, not when it is published: what is never evicted costs no write,
+            and is lost if the process dies before :meth:`flush`.  So is what the tier
+            gives up before it is saved: give it room for what is evicted until a few
+            more :meth:`poll` have been called.
           executor: runs what waits for the store; None for threads of its own, which
             end with :meth:`close` or the process.
           patience: seconds that :meth:`match` waits for the store to say what it has;
@@ -91,7 +97,8 @@ class PrefixParts:
         Raises:
           ValueError: for a policy, metrics or a tier of another type, for a tier of
             another plan or another ``PrefixCache``, for a plan without staging blocks
-            beside a tier, and for a store without a tier.
+            beside a tier, for a store without a tier, and for ``write_back`` without a
+            store.
         """
         for name, given, expected in (
             ("policy", policy, ReusePolicy),
@@ -132,6 +139,11 @@ class PrefixParts:
                 self._index,
                 self._outer,
                 self._watch,
+                write_back,
+            )
+        elif write_back:
+            raise ValueError(
+                "write_back says when prefixes are saved; give a store to save them to."
             )
         self._load_times = LoadTimes(clock)
         self._upkeep = Upkeep(
@@ -212,7 +224,7 @@ class PrefixParts:
         if self._outer is not None:
             self._outer.give_up(which)
         if self._link is not None:
-            self._link.saves.give_up(which)
+            self._link.drop(which)
 
     def _version(self, cache: HybridCache, identity: Identity) -> int:
         """The number of an identity in the facts, from now on if it has none."""

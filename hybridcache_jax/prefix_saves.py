@@ -25,8 +25,11 @@ class SaveMethods(RoomMethods):
 
     @property
     def saving(self) -> int:
-        """Published prefixes that are not saved yet; 0 without a store."""
-        return 0 if self._link is None else len(self._link.saves)
+        """Published prefixes that are not saved yet; 0 without a store.
+
+        With ``write_back`` also those that are held back until they are evicted.
+        """
+        return 0 if self._link is None else self._link.saving
 
     def flush(
         self,
@@ -36,6 +39,8 @@ class SaveMethods(RoomMethods):
     ) -> HybridCache:
         """Polls until everything that was published is saved, or has failed.
 
+        With ``write_back`` that includes what was not evicted yet.
+
         Args:
           cache: the cache; its memory is donated, go on from the one returned.
           progress: called with :attr:`saving` whenever a save ended.
@@ -44,6 +49,8 @@ class SaveMethods(RoomMethods):
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
+        if self._link is not None:
+            self._link.release()
         left = self.saving
         while left:
             cache, _ = self.poll(cache)

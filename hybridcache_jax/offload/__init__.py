@@ -12,6 +12,7 @@
 ``fetches``       blocks on their way from a store
 ``lookups``       asking a store what it has, within a time
 ``discovery``     from records to claims
+``held_back``     published prefixes that are saved when they are evicted
 ``saves``         from claims to records
 ``store_link``    one ``PrefixCache`` and one store
 

@@ -35,7 +35,11 @@ MakeRoom = Callable[[HybridCache, Sequence[int]], HybridCache]
 
 
 class Outer:
-    """Moves blocks between one line of caches and one tier."""
+    """Moves blocks between one line of caches and one tier.
+
+    Attributes:
+      evictions: how often blocks were to move out.
+    """
 
     def __init__(
         self,
@@ -86,6 +90,7 @@ class Outer:
         self._abandoned = False
         self._watch, self._at = watch, at
         self._asked = 0
+        self.evictions = 0
 
     def warm_up(self, cache: HybridCache) -> HybridCache:
         """See :meth:`Transfer.warm_up`; nothing moves."""
@@ -93,6 +98,7 @@ class Outer:
 
     def move_out(self, cache: HybridCache, begun: Sequence[np.ndarray]) -> None:
         """See :meth:`MovesOut.move_out`."""
+        self.evictions += 1
         now = int(cache.clock)
         self._moves_out.move_out(
             cache, begun, lambda pool: self.needed_places(pool, now)

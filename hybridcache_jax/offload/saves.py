@@ -22,6 +22,7 @@ from hybridcache_jax.contents import Contents
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.observe.declarations import SaveEnd
 from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.held_back import Published
 from hybridcache_jax.offload.stored_blocks import Block, offered, required_blocks
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.prefix_index import PrefixIndex
@@ -58,23 +59,15 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Save:
+class Save(Published):
     """One prefix to be saved.
 
     Attributes:
-      key: under which the index claims it.
-      tokens: ``[n]`` int32, whole grid units.
-      contents: what some of them stand for.
       held: per pool, ascending numbers of its blocks: of what grows with the history
         all, of the others what is kept.
-      logits: ``[vocab]`` of the token that follows, or None.
     """
 
-    key: Key
-    tokens: np.ndarray
-    contents: Contents
     held: tuple[np.ndarray, ...]
-    logits: np.ndarray | None = None
 
     def behind(self, spec: CacheSpec, start: int) -> list[list[int]]:
         """Per pool, the blocks of a record that goes on from ``start``.
@@ -121,6 +114,11 @@ class Saves:
         """Saves that have not ended."""
         return len(self._waiting)
 
+    @property
+    def full(self) -> bool:
+        """Whether no more can wait."""
+        return len(self._waiting) >= MOST_WAITING
+
     def add(
         self,
         key: Key,
@@ -142,10 +140,10 @@ class Saves:
         if held is None:
             return
         self._merge(key, claims.tokens, contents)
-        if len(self._waiting) >= MOST_WAITING:
+        if self.full:
             self._watch.save_ended(SaveEnd.TOO_MANY)
             return
-        save = Save(key, claims.tokens, contents, held, logits)
+        save = Save(key, claims.tokens, contents, logits, held)
         self._waiting.append(self._begun(save))
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
@@ -191,17 +189,9 @@ class Saves:
         return save, steps
 
     def _merge(self, key: Key, tokens: np.ndarray, contents: Contents) -> None:
-        """Ends saves that a longer one of the same prompt makes needless.
-
-        A long prompt is published chunk by chunk.  The one that has its turn goes on,
-        and who has logits ends where no other does.
-        """
+        """Ends saves that a longer one makes needless; one whose turn it is goes on."""
         for each in list(self._waiting)[1:]:
-            save, size = each[0], len(each[0].tokens)
-            if save.logits is not None:
-                continue
-            same = save.key == key and np.array_equal(save.tokens, tokens[:size])
-            if same and save.contents.before(size) == contents.before(size):
+            if each[0].leads_to(key, tokens, contents):
                 self._waiting.remove(each)
                 self._watch.save_ended(SaveEnd.MERGED)
 

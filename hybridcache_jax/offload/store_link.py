@@ -13,6 +13,7 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.discovery import Discovery
 from hybridcache_jax.offload.fetches import Fetches
+from hybridcache_jax.offload.held_back import HeldBack, Published
 from hybridcache_jax.offload.lookups import Lookups
 from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.offload.saves import Saves
@@ -42,6 +43,7 @@ class StoreLink:
         index: PrefixIndex,
         outer: Outer,
         watch: Watch,
+        write_back: bool,
     ):
         """Nothing is asked of the store yet.
 
@@ -53,8 +55,9 @@ class StoreLink:
           index: its claims name what the store has.
           outer: its tier has places for that, and reads it.
           watch: counts what happens.
+          write_back: whether what is published is held back until it is evicted.
         """
-        self._plan, self._store = plan, store
+        self._plan, self._store, self._write_back = plan, store, write_back
         self._outer, self._watch = outer, watch
         where = outer.whereabouts
         outer.tier.reader = Fetches(plan, store, executor)
@@ -63,6 +66,9 @@ class StoreLink:
             plan, store, executor, outer.tier, index, where, watch
         )
         self._lookups = Lookups(store, executor, plan.spec.grid, patience, watch)
+        self._held = HeldBack(plan, index)
+        # Evictions of which those that are held back know.
+        self._evictions = 0
         # Producers that could not be given up in the store, for want of it.
         self._unused: set[Identity] = set()
 
@@ -102,7 +108,7 @@ class StoreLink:
         holds: Holds,
         logits: np.ndarray | None = None,
     ) -> None:
-        """What was published shall be saved.
+        """What was published shall be saved, at once or when it is evicted.
 
         Args:
           key: under which the index claims it.
@@ -111,7 +117,11 @@ class StoreLink:
           holds: tells which claims are true, on the device or outside.
           logits: of the token that follows, or None.
         """
-        if self._uses(key) and claims.length:
+        if not self._uses(key) or not claims.length:
+            return
+        if self._write_back:
+            self._held.add(Published(key, claims.tokens, contents, logits))
+        else:
             self.saves.add(key, claims, contents, holds, logits)
 
     def logits(
@@ -147,8 +157,36 @@ class StoreLink:
         return logits_of_bytes(part, read[0])
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
-        """See :meth:`Saves.step`."""
+        """See :meth:`Saves.step`; what is due by then is one of them."""
+        if self._evictions < self._outer.evictions:
+            self._evictions = self._outer.evictions
+            self._held.evicted()
+        while not self.saves.full and (due := self._held.take()) is not None:
+            published, claims = due
+            key, contents = published.key, published.contents
+            whole = claims.length == len(published.tokens)
+            logits = published.logits if whole else None
+            if claims.length:
+                self.saves.add(key, claims, contents, holds_for(key), logits)
         self.saves.step(cache, holds_for)
+
+    @property
+    def saving(self) -> int:
+        """Published prefixes that are not saved yet."""
+        return len(self.saves) + len(self._held)
+
+    def release(self) -> None:
+        """Nothing is held back any longer that was published so far."""
+        self._held.release()
+
+    def drop(self, dropped: Callable[[Key], bool]) -> None:
+        """Nothing is saved of claims that were dropped.
+
+        Args:
+          dropped: whether the claims under a key were.
+        """
+        self._held.give_up(dropped)
+        self.saves.give_up(dropped)
 
     def give_up(self, identity: Identity) -> None:
         """What a producer stored so far is not found again, by any process.

@@ -77,15 +77,20 @@ class Whereabouts:
     def lies(self, pool: int, block: int, epoch: int, where: BlockPlace) -> None:
         """A block lies in the store, too.
 
+        Nothing is noted by a claim of before: what it named has gone, and of what took
+        its place more is known.
+
         Args:
           pool: index of the pool.
           block: what claims call it; one that there is.
-          epoch: its epoch.
+          epoch: its epoch, by a claim that may be true no more.
           where: in the store.
         """
         place = self.places(pool, block)
         if place < 0:
-            self._stored[pool][block] = epoch, where
+            seen, _ = self._stored[pool].get(block, (-1, None))
+            if epoch >= seen:
+                self._stored[pool][block] = epoch, where
         elif self._tier.places[pool].epoch[place] == epoch:
             self._tier.lies(pool, place, where)
 

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Executor, Future
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -356,6 +357,23 @@ def test_what_was_computed_anew_counts_again_in_the_same_process():
         for _ in range(50):
             second.poll()
         assert second.ends() == end
+
+
+def test_a_claim_of_before_does_not_say_where_a_block_lies():
+    """A save learns by claims that it looks up when it ends; some are true no more."""
+    session = Saved(toy.only_full())
+    session.store_cold(OTHER)
+    session.save()
+    where = session.prefixes._outer.whereabouts
+    _, pool, ids, epochs = next(session.prefixes.claims())
+    block, epoch = int(ids[0]), int(epochs[0])
+    place = where.stored(pool, block, epoch)
+    assert place is not None
+    later = msgspec.structs.replace(place, start=place.start + 8)
+    where.lies(pool, block, epoch + 2, later)
+    where.lies(pool, block, epoch, place)
+    assert where.stored(pool, block, epoch + 2) == later
+    assert where.stored(pool, block, epoch) is None
 
 
 def test_a_block_that_was_damaged_in_host_memory_is_not_saved():

@@ -4,6 +4,7 @@ from .record import Mutation
 
 _SAVED = "tests/faults/test_saved_prefixes.py::"
 _LOGITS = "tests/faults/test_stored_logits.py::"
+_BACK = "tests/faults/test_write_back.py::"
 
 SAVES = (
     Mutation(
@@ -25,7 +26,7 @@ SAVES = (
     Mutation(
         "saves-outlive-their-scope",
         "prefix_parts.py",
-        "            self._link.saves.give_up(which)\n",
+        "            self._link.drop(which)\n",
         "            pass\n",
         "what waits to be saved is saved after its producer was narrowed",
         (_SAVED + "test_a_save_that_waits_ends_with_its_scope",),
@@ -101,6 +102,38 @@ SAVES = (
         (_SAVED + "test_what_was_computed_anew_counts_again_in_the_same_process",),
     ),
     Mutation(
+        "write-back-forgotten",
+        "offload/store_link.py",
+        "        if self._write_back:\n",
+        "        if False:\n",
+        "what is never evicted is written, too",
+        (_BACK + "test_what_is_not_evicted_is_not_written_and_lost_with_the_process",),
+    ),
+    Mutation(
+        "evictions-unnoticed",
+        "offload/outer.py",
+        "        self.evictions += 1\n",
+        "",
+        "what is evicted is never written back",
+        (_BACK + "test_an_eviction_saves_the_prefix_that_it_is_of_and_no_other",),
+    ),
+    Mutation(
+        "every-eviction-writes-all",
+        "offload/held_back.py",
+        "(self._due if leaving else kept).append(each)",
+        "self._due.append(each)",
+        "prefixes are saved of which nothing was evicted",
+        (_BACK + "test_an_eviction_saves_the_prefix_that_it_is_of_and_no_other",),
+    ),
+    Mutation(
+        "held-back-not-flushed",
+        "offload/held_back.py",
+        "        self._due.extend(self._held)\n",
+        "",
+        "a flush before the process ends loses what was not evicted",
+        (_BACK + "test_a_flush_saves_all_that_was_published",),
+    ),
+    Mutation(
         "logits-of-a-longer-record",
         "offload/store_link.py",
         "record.stop != len(tokens) or part is None",
@@ -121,9 +154,9 @@ SAVES = (
     ),
     Mutation(
         "logits-merged-away",
-        "offload/saves.py",
-        "if save.logits is not None:\n                continue\n",
-        "pass\n",
+        "offload/held_back.py",
+        "self.logits is None\n            and self.key == key",
+        "self.key == key",
         "an answer that is published takes the logits of its prompt away",
         (
             _LOGITS
@@ -137,6 +170,14 @@ SAVES = (
         "return self.parts",
         "house-keeping deletes logits that a record names",
         (_LOGITS + "test_house_keeping_knows_them",),
+    ),
+    Mutation(
+        "older-claims-say-where-blocks-lie",
+        "offload/whereabouts.py",
+        "            if epoch >= seen:\n",
+        "            if True:\n",
+        "of a block that lies in the store it is forgotten where",
+        (_SAVED + "test_a_claim_of_before_does_not_say_where_a_block_lies",),
     ),
     Mutation(
         "records-of-refused-packs",
