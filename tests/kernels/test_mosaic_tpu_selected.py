@@ -55,9 +55,9 @@ RANKED = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("layout", "groups"))
+@functools.partial(jax.jit, static_argnames=("layout", "groups", "interpret"))
 def read_selected(
-    query, memory, table, positions, since, end, selected, *, layout, groups
+    query, memory, table, positions, since, end, selected, *, layout, groups, interpret
 ):
     entry, per_entry, _, _, soft_cap = LAYOUTS[layout]
     # Shares that do not divide the queries, and a call for each of them.
@@ -73,7 +73,7 @@ def read_selected(
             scale=SCALE,
             soft_cap=soft_cap,
             sizes=BlockSizes(2, 8),
-            interpret=True,
+            interpret=interpret,
         )
     return merge([part]), part
 
@@ -83,6 +83,10 @@ def read_selected(
 @settings(max_examples=12)
 @given(case=cases(), absent=st.sampled_from([0.1, 0.9]))
 def test_selected_entries(layout, groups, case, absent):
+    check_selected(layout, groups, case, absent)
+
+
+def check_selected(layout, groups, case, absent, interpret=True):
     drawn = Drawn(case, layout, COLUMNS, size=SIZE)
     random = np.random.default_rng(case["seed"])
     rows, width, heads = drawn.query.shape[:3]
@@ -97,7 +101,11 @@ def test_selected_entries(layout, groups, case, absent):
     ).any(axis=3)
     poison(drawn, ~seen.any(axis=(1, 2)))
     got, part = read_selected(
-        *drawn.arguments(), jnp.asarray(selected), layout=layout, groups=groups
+        *drawn.arguments(),
+        jnp.asarray(selected),
+        layout=layout,
+        groups=groups,
+        interpret=interpret,
     )
     want = np.concatenate(
         [
@@ -132,8 +140,8 @@ def poison(drawn, dead):
         drawn.planes[name] = jnp.asarray(array)
 
 
-@functools.partial(jax.jit, static_argnames="name")
-def ranked(query, weights, memory, table, positions, since, end, name):
+@functools.partial(jax.jit, static_argnames=("name", "interpret"))
+def ranked(query, weights, memory, table, positions, since, end, name, interpret):
     entry, choice = RANKED[name]
     tokens = choice.key_tokens
     return indexer.top_units(
@@ -151,7 +159,7 @@ def ranked(query, weights, memory, table, positions, since, end, name):
         since=since,
         end=end,
         tile_keys=choice.tile,
-        interpret=True,
+        interpret=interpret,
     )
 
 
@@ -159,9 +167,18 @@ def ranked(query, weights, memory, table, positions, since, end, name):
 @settings(max_examples=12)
 @given(data=st.data())
 def test_the_best_units(name, data):
+    choice = RANKED[name][1]
+    check_ranked(
+        name,
+        data.draw(
+            histories(choice.key_tokens, choice.size, choice.columns, choice.unit)
+        ),
+    )
+
+
+def check_ranked(name, history, interpret=True):
     entry, choice = RANKED[name]
     layout = choice.key_tokens, choice.size
-    history = data.draw(histories(*layout, choice.columns, choice.unit))
     random, length = history["random"], choice.columns * choice.size
     query = random.integers(-2, 3, (HISTORIES, WIDTH, HEADS, DIM))
     weights = random.integers(-1, 4, (HISTORIES, WIDTH, HEADS))
@@ -184,6 +201,7 @@ def test_the_best_units(name, data):
         memory,
         *integers(history, "table", "positions", "since", "end"),
         name=name,
+        interpret=interpret,
     )
     got = np.array(got)
     heads = np.arange(HEADS).reshape(choice.groups, -1)
