@@ -5,6 +5,7 @@ The twins are NumPy: a sort of all units at once, and the float64 softmax of
 """
 
 import functools
+from typing import Any
 from unittest import mock
 
 import jax
@@ -86,7 +87,7 @@ def test_selected_entries(layout, groups, case, absent):
     check_selected(layout, groups, case, absent)
 
 
-def check_selected(layout, groups, case, absent, interpret=True):
+def check_selected(layout, groups, case, absent, interpret: Any = True):
     drawn = Drawn(case, layout, COLUMNS, size=SIZE)
     random = np.random.default_rng(case["seed"])
     rows, width, heads = drawn.query.shape[:3]
@@ -176,7 +177,7 @@ def test_the_best_units(name, data):
     )
 
 
-def check_ranked(name, history, interpret=True):
+def check_ranked(name, history, interpret: Any = True):
     entry, choice = RANKED[name]
     layout = choice.key_tokens, choice.size
     random, length = history["random"], choice.columns * choice.size
