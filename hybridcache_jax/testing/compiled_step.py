@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hybridcache_jax.append import StepInputs
 from hybridcache_jax.budget import plan_capacity
@@ -154,14 +155,14 @@ def _kernels(plan: CapacityPlan) -> tuple[str, ...]:
 
 
 def _inputs() -> StepInputs:
-    row = jax.ShapeDtypeStruct((_ROWS,), jnp.int32)
-    return StepInputs(row, row, jax.ShapeDtypeStruct((_ROWS, 1), jnp.int32), row)
+    row = np.zeros(_ROWS, np.int32)
+    return StepInputs(row, row, row[:, None], row)
 
 
 def _step(name: str, cache: HybridCache, inputs: StepInputs):
     """The step; what it writes and asks is made of its tokens."""
     view = begin_step(cache, inputs, _VOCABULARY)
-    seed = inputs.tokens.astype(jnp.float32)[..., None, None] / _VOCABULARY
+    seed = jnp.asarray(inputs.tokens, jnp.float32)[..., None, None] / _VOCABULARY
     write = {"heads": _append_heads, "latents": _append_latents}.get(
         name, _append_compressed
     )
@@ -197,13 +198,10 @@ def _append_compressed(view: StepView, layer: int, seed):
         pooled = overlapped_gated_softmax(rows["value"], rows["gate"], valid, None)
         return {"k": pooled}
 
-    def raw(dim):
-        row = _full(seed, 1, 2 * dim)
-        return {"value": row, "gate": row}
-
+    raw, index_raw = _full(seed, 1, 2 * _COMPRESSED), _full(seed, 1, 2 * 128)
     view = view.append(layer, to="local", k=_full(seed, 1, _COMPRESSED))
-    view = view.compress(layer, pool, **raw(_COMPRESSED))
-    view = view.compress(layer, pool, to="index", **raw(128))
+    view = view.compress(layer, pool, value=raw, gate=raw)
+    view = view.compress(layer, pool, to="index", value=index_raw, gate=index_raw)
     return _ranked(view, layer, seed), _full(seed, 64, _COMPRESSED)
 
 
