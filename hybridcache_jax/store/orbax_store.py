@@ -116,14 +116,16 @@ class OrbaxPrefixStore(ObjectStore):
         Args:
           path: as for :class:`ObjectStore`.
           snapshots: where snapshots lie; by default in ``snapshots`` below ``path``.
-            Orbax reaches buckets by its own means: for ``gs://`` and ``s3://`` it asks
-            for the packages gcsfs and s3fs, and takes none of the options here.  A
-            folder is always possible.
+            A folder is always possible, beside prefixes in any bucket.  Orbax reaches
+            ``gs://`` by its own means: it asks for the package gcsfs, and takes none of
+            the options here.  Others it cannot write, ``s3://`` among them: there
+            every call for a snapshot is refused, and prefixes are kept as ever.
           max_to_keep: steps that stay, the latest ones; None for all.
           **options: as for :class:`ObjectStore`.
 
         Raises:
-          ValueError: for a path or an option that is none.
+          ValueError: for a path or an option that is none, and for ``snapshots`` in a
+            bucket that Orbax cannot write.
           StoreError: if the store cannot be opened.
         """
         super().__init__(path, **options)
@@ -138,6 +140,20 @@ class OrbaxPrefixStore(ObjectStore):
             str(text) if bucket else str(pathlib.Path(text).absolute())
         )
         self._in_folder = not bucket
+        if snapshots is not None and not self._within_reach:
+            raise ValueError(f"Snapshots cannot lie there: {self._out_of_reach}")
+
+    @property
+    def _within_reach(self) -> bool:
+        """Whether Orbax writes there."""
+        return self._in_folder or self.snapshots_path.startswith("gs://")
+
+    @property
+    def _out_of_reach(self) -> str:
+        return (
+            f"Orbax writes to folders and gs://, not to {self.snapshots_path}; give "
+            "OrbaxPrefixStore(snapshots=...) a folder or gs://bucket/prefix"
+        )
 
     def save_snapshot(
         self,
@@ -373,6 +389,9 @@ class OrbaxPrefixStore(ObjectStore):
 
         One for each call: it remembers steps that other processes may have changed.
         """
+        if not self._within_reach:
+            # It would begin a step there, and lose the bucket's name on the way.
+            raise SnapshotError(f"{doing}: {self._out_of_reach}")
         # Orbax loads for seconds; who saves no snapshots does not wait for it.
         import orbax.checkpoint as ocp
 

@@ -14,14 +14,19 @@ import pytest
 from bucket_servers import BUCKET, Way, ask, login, started
 from google_stub import GoogleStub
 from small_records import expected, look, prefix, save
+from test_snapshots import P, Serving, restored
 
+from hybridcache_jax import Verdict
+from hybridcache_jax.store import trust
 from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.exports import export_records
 from hybridcache_jax.store.imports import import_records
 from hybridcache_jax.store.objects import ObjectStore
+from hybridcache_jax.store.orbax_store import OrbaxPrefixStore
 from hybridcache_jax.store.pack import read_blocks, write_blocks
 from hybridcache_jax.store.prefix_store import ShortObjectError, StoreError
 from hybridcache_jax.store.records import find_records
+from hybridcache_jax.store.snapshot_manifest import SnapshotError
 from hybridcache_jax.store.usage import measure
 from hybridcache_jax.store.verification import verify
 from hybridcache_jax.testing.stores import MemoryStore as Memory
@@ -67,7 +72,7 @@ def client(way, tmp_path):
     """Makes clients of a place in the bucket that is the test's own."""
     folder = next(FOLDERS)
 
-    def client(path=folder, **options):
+    def client(path=folder, store=ObjectStore, **options):
         defaults = {
             "endpoint": way.url,
             "region": "here",
@@ -75,7 +80,7 @@ def client(way, tmp_path):
             "wait": 0.001,
             "timeout": 5.0,
         }
-        return ObjectStore(f"s3://{BUCKET}/{path}", **{**defaults, **options})
+        return store(f"s3://{BUCKET}/{path}", **{**defaults, **options})
 
     return client
 
@@ -439,3 +444,29 @@ def test_house_keeping_in_a_bucket_does_what_it_does_in_memory(client, tmp_path)
     other = client("other")
     assert import_records(other, tmp_path / "a.tar").refused == ()
     assert look(other, [1, 2, 3]) == [expected([1, 2, 3])]
+
+
+def test_whole_caches_beside_a_bucket_lie_in_a_folder(client, way, tmp_path):
+    """Orbax cannot write them to S3; what was given up in the bucket counts."""
+    some = Serving()
+    some.store(P)
+    store = client(store=OrbaxPrefixStore)
+    asked = len(way.asked)
+    for call in (
+        store.snapshots,
+        store.latest_step,
+        lambda: store.save_snapshot(1, some.cache, some.prefixes),
+        lambda: store.restore_snapshot(some.model.plan),
+    ):
+        with pytest.raises(SnapshotError, match=r"snapshots=\.\.\.\) a folder"):
+            call()
+    assert [method for _, method, *_ in way.asked[asked:] if method == "PUT"] == []
+    for address in ("s3://bucket/prefix", "az://bucket/prefix"):
+        with pytest.raises(ValueError, match="writes to folders and gs://"):
+            OrbaxPrefixStore(tmp_path, snapshots=address)
+    beside = client(store=OrbaxPrefixStore, snapshots=tmp_path / "snapshots")
+    beside.save_snapshot(1, some.cache, some.prefixes)
+    again = restored(client(store=OrbaxPrefixStore, snapshots=tmp_path / "snapshots"))
+    assert again.match([*P, 0]).verdict == Verdict.RESUMABLE
+    trust.give_up(client(), some.model.identity)
+    assert restored(beside).match([*P, 0]).length == 0

@@ -88,4 +88,15 @@ STORES = (
         "memory for a file of any size is asked for",
         (_DAMAGE + "test_a_file_of_any_size_is_not_read_for_a_manifest",),
     ),
+    Mutation(
+        "snapshots-begun-out-of-reach",
+        "store/orbax_store.py",
+        "        if not self._within_reach:\n            # It",
+        "        if False:\n            # It",
+        "a snapshot is begun in a bucket that Orbax cannot write",
+        (
+            "tests/store/test_buckets.py::"
+            "test_whole_caches_beside_a_bucket_lie_in_a_folder",
+        ),
+    ),
 )
