@@ -170,6 +170,10 @@ class OrbaxPrefixStore(ObjectStore):
         moment, it leaves the older steps as they were.  Prefixes that are published and
         not yet in the store are part of the snapshot alone.
 
+        One call at a time writes into a folder, of all processes of a machine: the
+        others wait for it, and are refused if it took their step.  Locks reach no other
+        machine; so the metadata are read again before this returns.
+
         Args:
           step: its number, beyond all that there are.
           cache: the newest value of the line of ``prefixes``.
@@ -180,8 +184,9 @@ class OrbaxPrefixStore(ObjectStore):
         Raises:
           ValueError: for a step below 0.
           StaleCacheError: if the cache is not the newest value of its line.
-          SnapshotError: if there is such a step or a later one, if an array is spread
-            over several processes, or if Orbax fails.
+          SnapshotError: if there is such a step or a later one, if another machine
+            wrote the same one, if an array is spread over several processes, or if
+            Orbax fails.
           StoreError: if the store fails.
         """
         import orbax.checkpoint as ocp
@@ -201,7 +206,7 @@ class OrbaxPrefixStore(ObjectStore):
         metadata = encode(cache.plan, claims, marks, leaves)
         written = {item: storable(arrays) for item, arrays in items.items()}
         doing = f"Snapshot {step} cannot be saved"
-        with self._manager(doing, create=True) as manager, self._saving():
+        with self._manager(doing, saving=True) as manager:
             steps = sorted(manager.all_steps())
             if steps and steps[-1] >= step:
                 raise SnapshotError(
@@ -217,6 +222,11 @@ class OrbaxPrefixStore(ObjectStore):
                     metadata=ocp.args.JsonSave(metadata),
                 ),
             )
+            if _metadata(manager, step) != metadata:
+                raise SnapshotError(
+                    "another machine wrote this step at the same time; give each its "
+                    "own folder."
+                )
             if self._in_folder:
                 make_lasting(pathlib.Path(self.snapshots_path) / str(step))
             # Only now: the new one is safe.
@@ -356,12 +366,14 @@ class OrbaxPrefixStore(ObjectStore):
         return removed
 
     @contextlib.contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Keeps sweeps out while a snapshot is written."""
+    def _alone(self) -> Iterator[None]:
+        """Keeps other savers and sweeps out: Orbax has one name for what is begun."""
         if not self._in_folder:
             yield
             return
-        with locked(pathlib.Path(self.snapshots_path), fcntl.LOCK_SH):
+        folder = pathlib.Path(self.snapshots_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, fcntl.LOCK_EX):
             yield
 
     def _chosen(self, step: int | None) -> int:
@@ -384,10 +396,11 @@ class OrbaxPrefixStore(ObjectStore):
         return tuple(known[identity.within(None)] for identity in identities)
 
     @contextlib.contextmanager
-    def _manager(self, doing: str, *, create: bool = False) -> Iterator[Any]:
+    def _manager(self, doing: str, *, saving: bool = False) -> Iterator[Any]:
         """Orbax's manager for one call, whose errors become ours.
 
         One for each call: it remembers steps that other processes may have changed.
+        Who saves opens it alone, so what it remembers stays true.
         """
         if not self._within_reach:
             # It would begin a step there, and lose the bucket's name on the way.
@@ -396,27 +409,35 @@ class OrbaxPrefixStore(ObjectStore):
         import orbax.checkpoint as ocp
 
         try:
-            with ocp.CheckpointManager(
-                self.snapshots_path,
-                options=ocp.CheckpointManagerOptions(
-                    create=create, enable_async_checkpointing=False
-                ),
-                item_handlers={
+            with contextlib.ExitStack() as stack:
+                if saving:
+                    stack.enter_context(self._alone())
+                options = ocp.CheckpointManagerOptions(
+                    create=saving, enable_async_checkpointing=False
+                )
+                handlers = {
                     **{item: ocp.StandardCheckpointHandler() for item in _ITEMS},
                     "metadata": ocp.JsonCheckpointHandler(),
-                },
-            ) as manager:
-                yield manager
+                }
+                yield stack.enter_context(
+                    ocp.CheckpointManager(
+                        self.snapshots_path, options=options, item_handlers=handlers
+                    )
+                )
         # Orbax raises what its parts do, and bare exceptions for TensorStore's.
         except Exception as error:
             raise SnapshotError(f"{doing}: {error}") from error
 
 
-def _said(manager: Any, step: int) -> Said:
+def _metadata(manager: Any, step: int) -> Any:
     import orbax.checkpoint as ocp
 
     args = ocp.args.Composite(metadata=ocp.args.JsonRestore())
-    return decode(manager.restore(step, args=args).metadata)
+    return manager.restore(step, args=args).metadata
+
+
+def _said(manager: Any, step: int) -> Said:
+    return decode(_metadata(manager, step))
 
 
 def _summary(step: int, said: Said) -> Snapshot:

@@ -1,7 +1,8 @@
 """A process of its own: saves or restores one cache of eight heads on its devices.
 
-``save PATH``, ``restore PATH`` or ``save-on PATH`` (one step after the other until it
-is killed).  Answers with one line of JSON.
+``save PATH``, ``restore PATH``, ``save-on PATH`` (one step after the other until it
+is killed) or ``race-N PATH`` (saves step 5 with values of its own, once it is told to).
+Answers with one line of JSON.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import numpy as np
 import hybridcache_jax as hc
 from hybridcache_jax import append
 from hybridcache_jax.lineage import OnFacts
+from hybridcache_jax.store.snapshot_manifest import SnapshotError
 
 HEADS, DIM, BLOCK, LENGTH, VOCAB = 8, 2, 4, 16, 100
 IDENTITY = hc.Identity(weights="w", config="c", layout="l")
@@ -79,10 +81,27 @@ def said(cache, prefixes):
     }
 
 
+def race(store, own):
+    """Saves one step beside another process; whether it was told so, and what."""
+    cache, prefixes = served(plan())
+    memory = {"k": cache.pools[0]["k"] + own}
+    cache = dataclasses.replace(cache, pools=(memory,))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        store.save_snapshot(5, cache, prefixes)
+    except SnapshotError:
+        return {"saved": False}
+    return {"saved": True, "values": np.asarray(memory["k"]).ravel().tolist()}
+
+
 def main():
     """Does what the command line says."""
     what, path = sys.argv[1:]
     some, store = plan(), hc.OrbaxPrefixStore(path, max_to_keep=3)
+    if what.startswith("race-"):
+        print(json.dumps(race(store, int(what[-1]))), flush=True)
+        return
     if what == "restore":
         cache, claims = store.restore_snapshot(some, sharding=shardings(some))
         prefixes = hc.PrefixCache(some, policy=hc.ReusePolicy("namespace"))

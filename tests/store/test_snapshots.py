@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -496,6 +497,47 @@ def test_a_save_that_fails_leaves_the_older_step(copy, monkeypatch):
     assert [each.step for each in copy.snapshots()] == [8]
 
 
+def test_who_saves_a_step_that_is_being_written_waits_and_is_refused(tmp_path):
+    """As two processes do: the lock of a folder keeps threads apart as well."""
+    some, other, ends = Serving(), Serving(), []
+    some.store(P)
+    other.store([7, 7, 7])
+
+    def save():
+        try:
+            OrbaxPrefixStore(tmp_path).save_snapshot(5, other.cache, other.prefixes)
+            ends.append("saved")
+        except SnapshotError as error:
+            ends.append(str(error))
+
+    rival = threading.Thread(target=save)
+
+    def together(what, done, total):
+        if what == "writing" and done == 0:
+            rival.start()
+            rival.join(timeout=1.5)
+
+    OrbaxPrefixStore(tmp_path).save_snapshot(
+        5, some.cache, some.prefixes, on_progress=together
+    )
+    rival.join()
+    assert len(ends) == 1
+    assert "has step 5 already" in ends[0]
+    assert restored(OrbaxPrefixStore(tmp_path)).match([*P, 0]).length == len(P)
+
+
+def test_a_step_that_another_machine_wrote_over_is_not_called_saved(copy, monkeypatch):
+    some, read = Serving(), ocp.CheckpointManager.restore
+    some.store(P[:3])
+
+    def of_another(manager, step, **asked):
+        return read(manager, 7 if step == 8 else step, **asked)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", of_another)
+    with pytest.raises(SnapshotError, match="another machine wrote this step"):
+        copy.save_snapshot(8, some.cache, some.prefixes)
+
+
 def test_progress_counts_bytes(copy):
     told = []
     some = served()
@@ -558,7 +600,7 @@ def test_a_bucket_that_orbax_cannot_reach_says_so(tmp_path):
 # Other processes.
 
 
-def worker(devices, *arguments):
+def worker(devices, *arguments, **more):
     root = pathlib.Path(hc.__file__).parents[1]
     environment = {
         **os.environ,
@@ -571,6 +613,7 @@ def worker(devices, *arguments):
         stdout=subprocess.PIPE,
         env=environment,
         text=True,
+        **more,
     )
 
 
@@ -612,3 +655,20 @@ def test_a_save_that_is_killed_leaves_whole_steps(tmp_path):
     assert left == {str(each.step) for each in found}
     after = answer(1, "restore", tmp_path)
     assert after["verdict"] == "RESUMABLE"
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_save_one_step_one_is_told_saved(tmp_path):
+    names = ("race-1", "race-2")
+    both = [worker(1, name, tmp_path, stdin=subprocess.PIPE) for name in names]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    ends = [process.communicate(timeout=120)[0] for process in both]
+    assert sorted(json.loads(end)["saved"] for end in ends) == [False, True]
+    won = next(n for n, end in enumerate(ends) if json.loads(end)["saved"])
+    after = answer(1, "restore", tmp_path)
+    assert after["values"] == json.loads(ends[won])["values"]
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == ["5"]

@@ -5,6 +5,7 @@ from .record import Mutation
 _LEFTOVERS = "tests/store/test_leftovers.py::"
 _POWER = "tests/store/test_lost_power.py::"
 _DAMAGE = "tests/store/test_damaged_records.py::"
+_SNAPSHOTS = "tests/store/test_snapshots.py::"
 
 STORES = (
     Mutation(
@@ -97,6 +98,28 @@ STORES = (
         (
             "tests/store/test_buckets.py::"
             "test_whole_caches_beside_a_bucket_lie_in_a_folder",
+        ),
+    ),
+    Mutation(
+        "snapshots-saved-side-by-side",
+        "store/orbax_store.py",
+        "        with locked(folder, fcntl.LOCK_EX):\n            yield\n",
+        "        yield\n",
+        "two savers of one step mix it, and one is told that its own was saved",
+        (
+            _SNAPSHOTS
+            + "test_who_saves_a_step_that_is_being_written_waits_and_is_refused",
+        ),
+    ),
+    Mutation(
+        "snapshot-not-read-again",
+        "store/orbax_store.py",
+        "if _metadata(manager, step) != metadata:",
+        "if False:",
+        "a snapshot that another machine wrote over is called saved",
+        (
+            _SNAPSHOTS
+            + "test_a_step_that_another_machine_wrote_over_is_not_called_saved",
         ),
     ),
 )
