@@ -23,7 +23,7 @@ from hybridcache_jax.retention_cost import RetentionCost, retention_cost
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.validate import alignment, layout
 from pallas_kernels.choice import Kernel, choose
-from pallas_kernels.contracts import XLA
+from pallas_kernels.contracts import MOSAIC_GPU, XLA
 
 INT32_BYTES = 4
 INT32_MAX = 2**31 - 1
@@ -320,6 +320,12 @@ def _check_positions(plan: CapacityPlan) -> None:
             f"max_length {plan.max_length}, max_chunk {plan.max_chunk}, blocks of "
             f"{longest} tokens, {plan.stored_tokens} stored tokens and stored_length "
             f"{plan.stored_length} exceed the int32 range of positions; lower them."
+        )
+    if plan.kernels == MOSAIC_GPU.name and last > MOSAIC_GPU.positions:
+        raise ValueError(
+            f"The {MOSAIC_GPU.name} kernels count positions up to "
+            f"{MOSAIC_GPU.positions}, max_length {plan.max_length} with max_chunk "
+            f"{plan.max_chunk} exceeds that; take kernels='auto', or lower it."
         )
     reach = sum(layer.local.size for layer in plan.spec.layers if layer.local)
     if reach > INT32_MAX:

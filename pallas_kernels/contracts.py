@@ -91,6 +91,7 @@ class TileContract:
         multiple.
       shared_bytes: most shared memory of a block of threads.
       capabilities: compute capabilities of the cards that the kernels are for.
+      positions: every position must lie below it.
       single: whether single entries are copied, not parts of blocks.
     """
 
@@ -100,6 +101,7 @@ class TileContract:
     columns: int
     shared_bytes: int
     capabilities: tuple[tuple[int, int], ...]
+    positions: int
     single: bool = False
 
     def card_refusal(self, name: str, capability: tuple[int, int]) -> str | None:
@@ -230,6 +232,8 @@ MOSAIC_GPU = TileContract(
     columns=64,
     shared_bytes=(227 - 4) << 10,
     capabilities=((9, 0), (10, 0)),
+    # What lies beyond every position is still an int32 when a position is added.
+    positions=1 << 30,
 )
 MOSAIC_GPU_ENTRIES = dataclasses.replace(MOSAIC_GPU, single=True)
 

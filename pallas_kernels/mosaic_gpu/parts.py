@@ -6,10 +6,11 @@ Plain arithmetic, for any arrays.
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.contracts import MOSAIC_GPU
 from pallas_kernels.mosaic_gpu.sizes import KEYS
 from pallas_kernels.stored import Stored
 
-FAR = 1 << 30
+FAR = MOSAIC_GPU.positions
 """Beyond every position, and still an int32 when added to one."""
 
 

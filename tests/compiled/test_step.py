@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
     [
         ("heads", "v5e", "auto"),
         ("compressed", "v6e", "auto"),
-        ("heads", "a100", "xla"),
         ("latents", "h200", "xla"),
         ("heads", "b200", "mosaic_gpu"),
     ],

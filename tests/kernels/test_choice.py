@@ -145,7 +145,7 @@ def test_every_read_of_a_pool_has_a_kernel():
     }
 
 
-def plan(**options):
+def plan(max_length=64, **options):
     spec = hc.CacheSpec.from_layers(
         [
             hc.LayerSpec(local=hc.Window(64, Entry.kv(1, 128, "bfloat16"))),
@@ -154,7 +154,12 @@ def plan(**options):
         block_tokens=32,
     )
     return hc.plan_capacity(
-        spec, budget="1GiB", max_sequences=1, max_length=64, stored_tokens=0, **options
+        spec,
+        budget="1GiB",
+        max_sequences=1,
+        max_length=max_length,
+        stored_tokens=0,
+        **options,
     )
 
 
@@ -172,6 +177,10 @@ def test_a_plan_tells_what_reads_each_pool():
         ({"kernels": "mosaic_tpu", "backend": "cpu"}, "run on TPUs"),
         ({"kernels": "mosaic_tpu", "backend": "tpu"}, "no multiple of 128"),
         ({"kernels": "mosaic_gpu", "backend": "cpu"}, "run on GPUs"),
+        (
+            {"kernels": "mosaic_gpu", "backend": "gpu", "max_length": 2**30},
+            "count positions up to 1073741824",
+        ),
     ],
 )
 def test_plans_refuse_kernels_that_cannot_read_them(options, message):
