@@ -33,6 +33,7 @@ from hybridcache_jax.store.manifest import BlockPlace, Manifest
 from hybridcache_jax.store.pack import GonePackError, write_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import (
+    Found,
     PoolBlocks,
     Prefix,
     find_records,
@@ -81,6 +82,20 @@ class Save(Published):
                 first = min([first, *required_blocks(pool, len(self.tokens))[:1]])
             named.append(numbers[numbers >= first].tolist())
         return named
+
+    def until(self, spec: CacheSpec, stop: int) -> "Save":
+        """What of it a record has that stops at ``stop``, without the logits."""
+        held = (
+            numbers[numbers < stop // pool.block_tokens]
+            for pool, numbers in zip(spec.pools, self.held, strict=True)
+        )
+        return dataclasses.replace(
+            self,
+            tokens=self.tokens[:stop],
+            contents=self.contents.before(stop),
+            held=tuple(held),
+            logits=None,
+        )
 
 
 class Saves:
@@ -219,9 +234,17 @@ class Saves:
             self._plan.spec.grid,
         )
         found = yield from self._done(find_records, self._store, prefix)
-        refused = self._whereabouts.refused
-        start, places = offered(self._plan.spec, found, refused)
+        start, places = self._offered(found)
         if start < len(save.tokens):
+            parted = _parted(found, start)
+            if start < parted < len(save.tokens):
+                # Others will leave the record there as well: what they share is one of
+                # its own, so that none has to look through all of them.
+                shared = save.until(self._plan.spec, parted)
+                named = shared.behind(self._plan.spec, start)
+                if not (yield from self._record(shared, prefix, start, named, places)):
+                    return SaveEnd.LOST
+                start = parted
             named = save.behind(self._plan.spec, start)
         else:
             self._learn(save, places)
@@ -231,20 +254,48 @@ class Saves:
             # The same record once more, and what it lacks.
             start = record.start
             named = [[place.number for place in part.blocks] for part in record.parts]
+        record = yield from self._record(save, prefix, start, named, places)
+        if record is None:
+            return SaveEnd.LOST
+        if record.logits is not None:
+            self._whereabouts.written(record.logits.blocks[0].pack)
+        self._learn(save, places)
+        return SaveEnd.SAVED
+
+    def _record(
+        self,
+        save: Save,
+        prefix: Prefix,
+        start: int,
+        named: list[list[int]],
+        places: dict[Block, BlockPlace],
+    ) -> Generator[None, Moment, Manifest | None]:
+        """One record, and before it the blocks that the store does not have.
+
+        Args:
+          save: what ends where the record does.
+          prefix: the save's own, or a longer one.
+          start: where the record begins.
+          named: per pool, its blocks.
+          places: where blocks lie; what is written is added.
+
+        Returns:
+          The record; None if a block is lost.
+        """
         copied: list[tuple[Block, memoryview]] = []
         writing: collections.deque[Writing] = collections.deque()
         for pool, numbers in self._batches(named, places):
             while self._busy():
                 yield
             while writing and writing[0][1].done():
-                places |= yield from self._written(writing.popleft())
+                places.update((yield from self._written(writing.popleft())))
             cache, holds = yield
             there, data = self._copies(save, cache, holds, pool, numbers)
             # While it waits it must not keep memory alive that a step donates.
             del cache, holds
             if len(there) + len(data) < len(numbers):
-                return SaveEnd.LOST
-            places |= there
+                return None
+            places.update(there)
             copied += data
             if sum(len(data) for _, data in copied) >= PACK_BYTES:
                 writing.append(self._write_pack(copied))
@@ -252,15 +303,25 @@ class Saves:
         if copied:
             writing.append(self._write_pack(copied))
         while writing:
-            places |= yield from self._written(writing.popleft())
+            places.update((yield from self._written(writing.popleft())))
+        contents = prefix.contents.before(len(save.tokens))
+        own = dataclasses.replace(prefix, tokens=save.tokens, contents=contents)
         parts = self._parts(named, places)
-        record = yield from self._done(
-            _write, self._store, prefix, start, parts, save.logits
+        return (
+            yield from self._done(_write, self._store, own, start, parts, save.logits)
         )
-        if record.logits is not None:
-            self._whereabouts.written(record.logits.blocks[0].pack)
-        self._learn(save, places)
-        return SaveEnd.SAVED
+
+    def _offered(self, found: Found) -> tuple[int, dict[Block, BlockPlace]]:
+        """Where a record goes on from what the store has, and where blocks lie there.
+
+        The records that share most may begin before others that lead as far: each of
+        them would then have to be looked at by everybody who comes that way.
+        """
+        refused = self._whereabouts.refused
+        start, places = offered(self._plan.spec, found, refused)
+        whole = dataclasses.replace(found, records=found.leading)
+        stop, more = offered(self._plan.spec, whole, refused)
+        return (stop, more | places) if stop > start else (start, places)
 
     def _has_logits(self, record: Manifest) -> bool:
         part = record.logits
@@ -362,6 +423,12 @@ class Saves:
                 epoch = int(claims.epochs[pool][number])
                 if block != NOTHING:
                     self._whereabouts.lies(pool, block, epoch, where)
+
+
+def _parted(found: Found, start: int) -> int:
+    """Where a prompt leaves the record that shares most with it; ``start`` if none."""
+    last = found.records[-1:]
+    return found.length if last and last[0].stop > found.length else start
 
 
 def _taken(copied: list[tuple[Block, memoryview]]) -> Iterator[tuple[int, memoryview]]:

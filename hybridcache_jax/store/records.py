@@ -97,11 +97,14 @@ class Found:
       length: tokens that they and the prompt have in common, whole grid units; less
         than where the last one stops if the prompt leaves it before.
       problems: names of records that were passed by, and what is wrong with each.
+      leading: those that lead furthest of all of which the prompt has every token: a
+        record of the rest of it goes on where they stop.
     """
 
     records: tuple[Manifest, ...]
     length: int
     problems: tuple[tuple[str, str], ...]
+    leading: tuple[Manifest, ...]
 
 
 def layout_of(pool: PoolSpec) -> tuple[PlaneLayout, ...]:
@@ -219,7 +222,8 @@ def find_records(store: PrefixStore, prompt: Prefix) -> Found:
     ends = {key.hex(): unit for unit, key in enumerate(keys)}
     # Per unit that whole records lead to: the last of them, and where it goes on from.
     reached: dict[int, tuple[Manifest, int] | None] = {0: None}
-    best: tuple[int, tuple[Manifest, int] | None] = 0, None
+    # Units in common with the prompt, whether the record has no more, and the record.
+    best: tuple[int, bool, tuple[Manifest, int] | None] = 0, True, None
     pending = [0]
     while pending:
         at = pending.pop()
@@ -230,16 +234,26 @@ def find_records(store: PrefixStore, prompt: Prefix) -> Found:
                 problems.append((name, why))
                 continue
             along = _along(record, prompt) // prompt.grid
-            if along > best[0]:
-                best = along, (record, at)
-            if along * prompt.grid == record.stop and along not in reached:
+            whole = along * prompt.grid == record.stop
+            if (along, whole) > best[:2]:
+                best = along, whole, (record, at)
+            if whole and along not in reached:
                 reached[along] = record, at
                 pending.append(along)
-    records, step = [], best[1]
-    while step is not None:
-        records.append(step[0])
-        step = reached[step[1]]
-    return Found(tuple(reversed(records)), best[0] * prompt.grid, tuple(problems))
+
+    def leading_to(step: tuple[Manifest, int] | None) -> tuple[Manifest, ...]:
+        chain = []
+        while step is not None:
+            chain.append(step[0])
+            step = reached[step[1]]
+        return tuple(reversed(chain))
+
+    return Found(
+        records=leading_to(best[2]),
+        length=best[0] * prompt.grid,
+        problems=tuple(problems),
+        leading=leading_to(reached[max(reached)]),
+    )
 
 
 def _beside(

@@ -23,6 +23,7 @@ from hybridcache_jax.contents import Contents
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.offload import saves
 from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.store import records
 from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.prefix_store import StoreError
@@ -457,6 +458,34 @@ def test_what_is_there_already_is_not_written_again():
     assert (
         0 < size <= sum(pool.block_bytes * 8 // pool.block_tokens * 3 for pool in pools)
     )
+
+
+def test_many_documents_behind_one_beginning_are_each_found(monkeypatch):
+    """Only so many records beside each other are opened, and none is hidden by others.
+
+    Each leaves the beginning that all share at a place of its own, or at the same one.
+    """
+    monkeypatch.setattr(records, "_MOST_OPENED", 2)
+    some = toy.EVERY_KIND["fine"]()
+    rng = np.random.default_rng(5)
+    shared = rng.integers(1, 9, 4 * some.grid).tolist()
+    documents = []
+    for where in (1, 4, 2, 1, 3, 1, 2):
+        own = rng.integers(1, 9, 3 * some.grid).tolist()
+        documents.append([*shared[: where * some.grid], where % 8 + 1, *own])
+    session, store = None, MemoryStore()
+    for document in documents:
+        session = Saved(some, store) if session is None else session.restarted()
+        session.store(document)
+        session.save()
+        assert session.ends() == {"saved": 1}
+    for document in documents:
+        question = [*document[:-1], 9 - document[-1], 3]
+        whole = (len(document) - 1) // some.grid * some.grid
+        reader = session.restarted()
+        assert reader.match(question).claimed_length == whole
+        assert reader.load(question).ready
+        reader.answer(question)
 
 
 def test_a_save_whose_block_is_lost_writes_no_record():

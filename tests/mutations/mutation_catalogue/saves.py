@@ -187,4 +187,20 @@ SAVES = (
         "a record names what is known to be damaged",
         (_SAVED + "test_a_record_names_no_pack_of_which_a_load_failed_meanwhile",),
     ),
+    Mutation(
+        "records-never-parted",
+        "offload/saves.py",
+        "if start < parted < len(save.tokens):",
+        "if False:",
+        "of many documents behind one beginning most are not found",
+        (_SAVED + "test_many_documents_behind_one_beginning_are_each_found",),
+    ),
+    Mutation(
+        "records-beside-those-that-lead",
+        "offload/saves.py",
+        "return (stop, more | places) if stop > start else (start, places)",
+        "return start, places",
+        "of many documents behind one beginning some are not found",
+        (_SAVED + "test_many_documents_behind_one_beginning_are_each_found",),
+    ),
 )
