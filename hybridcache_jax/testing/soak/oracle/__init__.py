@@ -88,7 +88,7 @@ class Oracle:
     def discover(self, who: Who, prompt: Sequence[int]) -> bool:
         """Claims what the store has of a prompt; whether there is a new claim."""
         tokens, reader = tuple(prompt), self.records.reader(who)
-        length, chain = self.records.find(reader, tokens)
+        length, chain, _ = self.records.find(reader, tokens)
         _, places = self.records.offered(length, chain, self.tier.refused)
         fresh = self.store.discover(who, tokens, length, places)
         if fresh:

@@ -27,6 +27,20 @@ class Reader(NamedTuple):
     given_up: int
 
 
+class Found(NamedTuple):
+    """Records that lead along a prompt.
+
+    Attributes:
+      length: tokens that they and the prompt have in common.
+      chain: those that have most in common with it.
+      leading: those that lead furthest of all that the prompt runs through.
+    """
+
+    length: int
+    chain: "list[Record]"
+    leading: "list[Record]"
+
+
 @dataclasses.dataclass(eq=False)
 class Record:
     """One resume point.
@@ -88,21 +102,21 @@ class Records:
 
     # What is there.
 
-    def find(self, reader: Reader, prompt: Tokens) -> tuple[int, list[Record]]:
+    def find(self, reader: Reader, prompt: Tokens) -> Found:
         """How far records lead along a prompt, and which."""
         chains: dict[int, list[Record]] = {0: []}
-        best, open_ = (0, chains[0]), [0]
+        best, longest, open_ = (0, True), chains[0], [0]
         while open_:
             at = open_.pop()
             for record in self._beside(reader, prompt, at):
                 same = self._common(record.tokens, prompt)
-                chain = [*chains[at], record]
-                if same > best[0]:
-                    best = same, chain
-                if same == len(record.tokens) and same not in chains:
+                chain, whole = [*chains[at], record], same == len(record.tokens)
+                if (same, whole) > best:
+                    best, longest = (same, whole), chain
+                if whole and same not in chains:
                     chains[same] = chain
                     open_.append(same)
-        return best
+        return Found(best[0], longest, chains[max(chains)])
 
     def offered(
         self, length: int, chain: list[Record], refused: set[str]

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from hybridcache_jax.testing.soak.oracle.ledger import Block, Who
 from hybridcache_jax.testing.soak.oracle.outer import Reads
-from hybridcache_jax.testing.soak.oracle.records import Places, Records, Tokens
+from hybridcache_jax.testing.soak.oracle.records import (
+    Found,
+    Places,
+    Reader,
+    Records,
+    Tokens,
+)
 from hybridcache_jax.testing.soak.oracle.store import Store
 from hybridcache_jax.testing.soak.oracle.tier import Tier
 
@@ -116,54 +122,78 @@ class Saves:
         """Step by step: empty while there is more to do, and how it ends."""
         reader = self._records.reader(save.who)
         found = self._records.find(reader, save.tokens)
-        start, places = self._records.offered(*found, self._tier.refused)
+        start, places = self._offered(found)
         if start == len(save.tokens):
             self._learn(save, places)
             yield "there"
             return
-        named = self._named(save, start)
-        copied: list[tuple[int, int]] = []
-        for pool, numbers in enumerate(named):
-            missing = [n for n in numbers if (pool, n) not in places]
-            for at in range(0, len(missing), self._batch):
-                yield ""
-                some = missing[at : at + self._batch]
-                claims = self._claims.claimed(save.who, save.tokens)[pool]
-                blocks = [block for n in some for block in claims[n : n + 1]]
-                there = [block for block in blocks if block and _there(block)]
-                lying = [block for block in there if self._tier.pack(block)]
-                rest = [block for block in there if block not in lying]
-                if not self._copied(rest) or len(there) < len(some):
-                    yield "lost"
-                    return
-                places |= {(pool, b.number): self._tier.pack(b) for b in lying}
-                copied += [(pool, block.number) for block in rest]
-        if copied:
-            pack = self._records.write_pack()
-            self._tier.refused.discard(pack)
-            places |= dict.fromkeys(copied, pack)
+        ends = [len(save.tokens)]
+        if found.chain and len(found.chain[-1].tokens) > found.length > start:
+            # There the prompt leaves a record that goes on otherwise.
+            ends = sorted({found.length, *ends})
+        for end in ends:
+            named = self._named(save, start, end)
+            copied: list[tuple[int, int]] = []
+            for pool, numbers in enumerate(named):
+                missing = [n for n in numbers if (pool, n) not in places]
+                for at in range(0, len(missing), self._batch):
+                    yield ""
+                    some = missing[at : at + self._batch]
+                    claims = self._claims.claimed(save.who, save.tokens)[pool]
+                    blocks = [block for n in some for block in claims[n : n + 1]]
+                    there = [block for block in blocks if block and _there(block)]
+                    lying = [block for block in there if self._tier.pack(block)]
+                    rest = [block for block in there if block not in lying]
+                    if not self._copied(rest) or len(there) < len(some):
+                        yield "lost"
+                        return
+                    places |= {(pool, b.number): self._tier.pack(b) for b in lying}
+                    copied += [(pool, block.number) for block in rest]
+            if copied:
+                pack = self._records.write_pack()
+                self._tier.refused.discard(pack)
+                places |= dict.fromkeys(copied, pack)
+            self._write(reader, save.tokens[:end], start, named, places)
+            start = end
+        self._learn(save, places)
+        yield "saved"
+
+    def _offered(self, found: Found) -> tuple[int, Places]:
+        """Where a new record goes on from, and which blocks the store has."""
+        refused = self._tier.refused
+        start, places = self._records.offered(found.length, found.chain, refused)
+        stop, more = self._records.offered(found.length, found.leading, refused)
+        return (stop, more | places) if stop > start else (start, places)
+
+    def _write(
+        self,
+        reader: Reader,
+        tokens: Tokens,
+        start: int,
+        named: list[list[int]],
+        places: Places,
+    ) -> None:
+        """A record, if the packs that it names last."""
+        for pack in self._tier.refused.intersection(places.values()):
+            raise _GoneError(pack)
         own = {
             (pool, n): places[pool, n]
             for pool, numbers in enumerate(named)
             for n in numbers
         }
-        for pack in self._tier.refused.intersection(places.values()):
-            raise _GoneError(pack)
         for pack in sorted(set(own.values())):
             if not self._records.lasts(pack):
                 raise _GoneError(pack)
-        self._records.write(reader, save.tokens, start, own)
-        self._learn(save, places)
-        yield "saved"
+        self._records.write(reader, tokens, start, own)
 
-    def _named(self, save: Save, start: int) -> list[list[int]]:
-        """Per pool, what a record has that goes on from ``start``."""
+    def _named(self, save: Save, start: int, end: int) -> list[list[int]]:
+        """Per pool, what a record has that goes on from ``start`` and ends there."""
         named = []
         for pool, numbers in zip(self._pools, save.held, strict=True):
             first = start // pool.size
             if not pool.grows:
-                first = min([first, *pool.required(len(save.tokens))[:1]])
-            named.append([n for n in numbers if n >= first])
+                first = min([first, *pool.required(end)[:1]])
+            named.append([n for n in numbers if first <= n < end // pool.size])
         return named
 
     def _copied(self, blocks: Sequence[Block]) -> bool:
