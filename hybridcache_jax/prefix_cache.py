@@ -105,6 +105,8 @@ class PrefixCache(
         facts, known = self._upkeep.facts(cache), Contents.of(contents, len(ids))
         plan = self._solved(facts, ids, key, known)
         if self._discovered(cache, facts, plan, ids):
+            # Another one if the producer's records were given up.
+            key = self._rollout.key(identity, request=request, session=session)
             plan = self._solved(facts, ids, key, known)
         if approximate_replay is not None:
             version = self._versions.of(key.identity)

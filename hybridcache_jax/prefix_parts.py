@@ -140,6 +140,7 @@ class PrefixParts:
                 self._outer,
                 self._watch,
                 write_back,
+                self._forget,
             )
         elif write_back:
             raise ValueError(
@@ -179,9 +180,13 @@ class PrefixParts:
 
         What it stored before is not found any more, its blocks go as dead weight when
         room is made.  Rows that are running go on and publish nothing.  Where it is
-        narrowed, its records in the store are given up, for every process.  The scope
-        itself is this process's alone: others have, and a restart begins with, what
-        their :class:`ReusePolicy` says.
+        narrowed, its records in the store are given up, for every process.  Others drop
+        all that they claim of the producer when they next look in the store for
+        something of it, or save; until then they go on with what they have.  If the
+        store fails, :meth:`poll` tries again, and this process uses none of the
+        producer's records until it has gone well.  The scope itself is this process's
+        alone: others have, and a restart begins with, what their :class:`ReusePolicy`
+        says.
 
         Args:
           identity: the producer; its namespace does not matter.
@@ -210,12 +215,17 @@ class PrefixParts:
             gone = (plan.key, marked(plan).key)
             self._drop(lambda key: key in gone)
 
+    def _forget(self, producer: Identity) -> None:
+        """Drops what is claimed of a producer; its scope stays what it is."""
+        self._rollout.renew(producer)
+        self._drop(lambda key: key.identity.within(None) == producer)
+
     def _require_scope(self, plan: ResumePlan) -> None:
         """Refuses a plan whose claims are not kept in the scope of this moment."""
         if not self._rollout.holds(plan.key):
             raise LeaseError(
-                "The reuse scope of this plan's producer changed since it was matched; "
-                "match again."
+                "What this plan's producer had stored was given up since it was "
+                "matched, or its reuse scope changed; match again."
             )
 
     def _drop(self, which: Callable[[Key], bool]) -> None:

@@ -114,7 +114,7 @@ class SaveMethods(RoomMethods):
     def _discovered(
         self, cache: HybridCache, facts: HostFacts, plan: ResumePlan, ids: np.ndarray
     ) -> bool:
-        """Whether the store has something of a prompt that is claimed only now."""
+        """Whether something else is claimed of a prompt since the store was asked."""
         if self._link is None:
             return False
         grid, key, contents = self.plan.spec.grid, plan.key, plan.contents

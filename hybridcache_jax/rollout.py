@@ -55,8 +55,8 @@ class Key:
       identity: the producer in its namespace; without one in the scope ``GLOBAL``.
       scope: the scope it was made in.
       owner: the request's or the session's id where the scope asks for one.
-      generation: changes of the producer's scope so far, so that nothing stored
-        before one is found after it.
+      generation: changes of the producer's scope so far, and how often its records
+        were given up by others, so that nothing stored before is found after.
       provenance: what is kept under it at worst; the exact and the approximate have
         keys of their own.
     """
@@ -201,8 +201,16 @@ class Rollout:
         if scope == self.scope(producer):
             return False
         self._scopes[producer] = scope
-        self._generations[producer] = self._generations.get(producer, 0) + 1
+        self.renew(producer)
         return True
+
+    def renew(self, producer: Identity) -> None:
+        """Nothing stored so far is found again; the scope stays what it is.
+
+        Args:
+          producer: without a namespace.
+        """
+        self._generations[producer] = self._generations.get(producer, 0) + 1
 
     def narrower(self, identity: Identity) -> Scope:
         """Where a producer goes whose hit was wrong: ``REQUEST``, from it ``OFF``."""

@@ -109,6 +109,7 @@ class Saves:
         index: PrefixIndex,
         whereabouts: Whereabouts,
         watch: Watch,
+        current: Callable[[Key], bool],
     ):
         """Nothing waits.
 
@@ -119,9 +120,12 @@ class Saves:
           index: says where blocks are.
           whereabouts: has the blocks, and is told where they lie.
           watch: counts how saves end.
+          current: whether what is claimed may be saved under a key of the store; if
+            not, :meth:`give_up` is called meanwhile for what was claimed before.
         """
         self._plan, self._store, self._executor = plan, store, executor
         self._index, self._watch, self._whereabouts = index, watch, whereabouts
+        self._current = current
         self._waiting: collections.deque[tuple[Save, Steps]] = collections.deque()
         self._writes: list[Future[list[BlockPlace]]] = []
 
@@ -184,8 +188,10 @@ class Saves:
             end = SaveEnd.FAILED
         else:
             return
-        self._waiting.popleft()
-        self._watch.save_ended(end)
+        # Unless it was given up with all that its producer had stored.
+        if self._waiting and self._waiting[0][1] is steps:
+            self._waiting.popleft()
+            self._watch.save_ended(end)
 
     def give_up(self, dropped: Callable[[Key], bool]) -> None:
         """Ends the saves of claims that were dropped.
@@ -233,6 +239,8 @@ class Saves:
             save.contents,
             self._plan.spec.grid,
         )
+        if not self._current(prefix.key):
+            return SaveEnd.FAILED
         found = yield from self._done(find_records, self._store, prefix)
         start, places = self._offered(found)
         if start < len(save.tokens):

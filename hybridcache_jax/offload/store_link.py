@@ -13,6 +13,7 @@ from hybridcache_jax.identity import Identity
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.discovery import Discovery
 from hybridcache_jax.offload.fetches import Fetches
+from hybridcache_jax.offload.generations import Generations
 from hybridcache_jax.offload.held_back import HeldBack, Published
 from hybridcache_jax.offload.lookups import Lookups
 from hybridcache_jax.offload.outer import Outer
@@ -20,7 +21,6 @@ from hybridcache_jax.offload.saves import Saves
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.state import HybridCache
-from hybridcache_jax.store import trust
 from hybridcache_jax.store.logits import logits_of_bytes
 from hybridcache_jax.store.pack import read_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
@@ -44,6 +44,7 @@ class StoreLink:
         outer: Outer,
         watch: Watch,
         write_back: bool,
+        forget: Callable[[Identity], None],
     ):
         """Nothing is asked of the store yet.
 
@@ -56,12 +57,15 @@ class StoreLink:
           outer: its tier has places for that, and reads it.
           watch: counts what happens.
           write_back: whether what is published is held back until it is evicted.
+          forget: drops all that is claimed of a producer whose records others gave up.
         """
         self._plan, self._store, self._write_back = plan, store, write_back
         self._outer, self._watch = outer, watch
         where = outer.whereabouts
         outer.tier.reader = Fetches(plan, store, executor)
-        self.saves = Saves(plan, store, executor, index, where, watch)
+        self._generations = Generations(store, executor, forget, watch)
+        current = self._generations.current
+        self.saves = Saves(plan, store, executor, index, where, watch, current)
         self._discovery = Discovery(
             plan, store, executor, outer.tier, index, where, watch
         )
@@ -69,8 +73,6 @@ class StoreLink:
         self._held = HeldBack(plan, index)
         # Evictions of which those that are held back know.
         self._evictions = 0
-        # Producers that could not be given up in the store, for want of it.
-        self._unused: set[Identity] = set()
 
     def discover(
         self,
@@ -90,12 +92,18 @@ class StoreLink:
           version: id of the identity in the facts.
           holds: tells which claims are true, on the device or outside.
           now: the cache's clock.
+
+        Returns:
+          Whether something else is claimed now, maybe less: if the producer's records
+          were given up.
         """
         if not self._uses(key):
             return False
         answer = self._lookups.ask(key, tokens, contents)
         if answer is None:
             return False
+        if not self._generations.current(answer[0].key):
+            return True
         pools = range(len(self._plan.blocks))
         needed = [self._outer.needed_places(pool, now) for pool in pools]
         return self._discovery.claim(key, *answer, version, holds, needed)
@@ -139,7 +147,9 @@ class StoreLink:
           none of exactly this prompt.
         """
         answer = self._lookups.ask(key, tokens, contents) if self._uses(key) else None
-        if answer is None or answer[1].length != len(tokens):
+        if answer is None or not self._generations.current(answer[0].key):
+            return None
+        if answer[1].length != len(tokens):
             return None
         record = answer[1].records[-1]
         part = record.logits
@@ -158,6 +168,7 @@ class StoreLink:
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """See :meth:`Saves.step`; what is due by then is one of them."""
+        self._generations.step()
         if self._evictions < self._outer.evictions:
             self._evictions = self._outer.evictions
             self._held.evicted()
@@ -194,14 +205,10 @@ class StoreLink:
         Args:
           identity: the producer; its namespace does not matter.
         """
-        try:
-            trust.give_up(self._store, identity)
-        except Exception:  # a store may fail in any way of its own
-            self._unused.add(identity.within(None))
-            self._watch.lookup_failed()
+        self._generations.give_up(identity)
 
     def _uses(self, key: Key) -> bool:
         """Whether what is claimed under a key has records."""
         # A request does not outlive the process, and nobody else may read it.
         shared = key.scope > Scope.REQUEST and key.reason == Reason.OK
-        return shared and key.identity.within(None) not in self._unused
+        return shared and self._generations.usable(key.identity)

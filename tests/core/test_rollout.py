@@ -195,11 +195,17 @@ def test_a_demotion_takes_effect_at_once():
         again = prefixes.match(cache, P, ME, request=request)
         assert (again.length, again.reason) == (0, Reason.NOT_STORED)
     # Nor by a plan that was matched before.
-    with pytest.raises(hc.LeaseError, match="scope of this plan's producer changed"):
+    with pytest.raises(
+        hc.LeaseError,
+        match="was given up since it was matched, or its reuse scope changed",
+    ):
         prefixes.acquire(cache, plan)
     prefixes.set_scope(ME, "namespace")
     assert prefixes.match(cache, P, ME).reason == Reason.NOT_STORED
-    with pytest.raises(hc.LeaseError, match="scope of this plan's producer changed"):
+    with pytest.raises(
+        hc.LeaseError,
+        match="was given up since it was matched, or its reuse scope changed",
+    ):
         prefixes.acquire(cache, plan)
 
 

@@ -254,18 +254,6 @@ def test_records_of_a_producer_that_was_narrowed_are_found_by_nobody():
     assert third.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
 
 
-def test_a_store_that_cannot_note_it_is_not_used_for_that_producer_again():
-    first = stored(toy.fine())
-    second = first.restarted()
-    second.objects.error = StoreError("no way there")
-    second.prefixes.set_scope(second.model.identity, "request")
-    second.objects.error = None
-    second.prefixes.set_scope(second.model.identity, "namespace")
-    assert second.match([*CHAT, 0]).verdict == Verdict.NEEDS_FULL_RECOMPUTE
-    second.store(CHAT)
-    assert second.prefixes.saving == 0
-
-
 def test_a_store_that_fails_costs_reuse_and_nothing_else():
     first = stored(toy.fine())
     session = first.restarted()

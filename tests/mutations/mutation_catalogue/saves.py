@@ -4,6 +4,7 @@ from .record import Mutation
 
 _SAVED = "tests/faults/test_saved_prefixes.py::"
 _LOGITS = "tests/faults/test_stored_logits.py::"
+_GIVEN_UP = "tests/faults/test_records_given_up.py::"
 _BACK = "tests/faults/test_write_back.py::"
 
 SAVES = (
@@ -38,6 +39,38 @@ SAVES = (
         "                pass\n",
         "other processes go on finding what one of them found to be wrong",
         (_SAVED + "test_records_of_a_producer_that_was_narrowed_are_found_by_nobody",),
+    ),
+    Mutation(
+        "claims-outlive-their-records",
+        "offload/generations.py",
+        "            self._forget(producer)\n",
+        "            pass\n",
+        "what another process found to be wrong is saved again as something new",
+        (_GIVEN_UP + "test_a_wrong_block_that_was_given_up_does_not_come_back",),
+    ),
+    Mutation(
+        "saves-do-not-look",
+        "offload/saves.py",
+        "if not self._current(prefix.key):",
+        "if False:",
+        "what goes on from records that were given up counts as new",
+        (_GIVEN_UP + "test_a_save_is_a_look_at_the_store_as_well",),
+    ),
+    Mutation(
+        "keys-of-before",
+        "prefix_cache.py",
+        "records were given up.\n            key =",
+        "records were given up.\n            _ =",
+        "a prompt runs under a key that is no longer met, and nothing of it is kept",
+        (_GIVEN_UP + "test_a_wrong_block_that_was_given_up_does_not_come_back",),
+    ),
+    Mutation(
+        "records-given-up-once",
+        "offload/generations.py",
+        "                task = self._submitted(producer)\n",
+        "                task = last.task\n",
+        "a store that failed once keeps what was found to be wrong",
+        (_GIVEN_UP + "test_records_that_could_not_be_given_up_are_given_up_later",),
     ),
     Mutation(
         "requests-share-records",
