@@ -139,6 +139,26 @@ KERNELS = (
         _COPIED,
     ),
     _Mutation(
+        "gpu-card-not-asked",
+        "contracts.py",
+        "if capability in self.capabilities:",
+        "if capability:",
+        "a kernel is compiled for a card that lacks its instructions",
+        ("tests/kernels/test_choice.py",),
+    ),
+    _Mutation(
+        "gpu-kernel-by-itself",
+        "choice.py",
+        """            "xla",
+            refusal
+            or""",
+        """            "xla" if refusal else "mosaic_gpu",
+            refusal
+            or""",
+        "a plan takes a kernel that never ran on its hardware",
+        ("tests/kernels/test_choice.py",),
+    ),
+    _Mutation(
         "gpu-weights-not-counted",
         "mosaic_gpu/sizes.py",
         "room = contract.shared_bytes - contract.weights_bytes(stored, queries)",
