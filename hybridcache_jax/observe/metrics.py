@@ -1,5 +1,6 @@
 """Metrics: what happened, in short calls, on a registry that the user hands in."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hybridcache_jax.codes import Status, Verdict
@@ -20,8 +21,14 @@ if TYPE_CHECKING:
     from hybridcache_jax.offload.loads import LoadStage
 
 
+_LOG = logging.getLogger("hybridcache_jax")
+
+
 class Metrics:
     """All metrics of the library, declared once on one registry.
+
+    A registry that raises while something is counted costs that count and nothing else:
+    the error goes to the logger ``hybridcache_jax``.
 
     Caches that share a ``Metrics`` add to the same counters and overwrite each other's
     gauges; give each its own registry where they shall be told apart.
@@ -65,7 +72,7 @@ class Metrics:
             return
         self._add("hits_total")
         gap = plan.history_length - plan.joint_length
-        self._of["history_gap_tokens"].observe(gap)
+        self._tell("history_gap_tokens", "observe", gap)
         if plan.verdict != Verdict.RESUMABLE or plan.length < plan.claimed_length:
             self._add("fallbacks_total", 1, plan.verdict.name)
         # Pools of one form count once.
@@ -105,7 +112,7 @@ class Metrics:
             return
         left = plan.num_tokens - max(position, plan.counted)
         self._add("abandoned_tokens_total", max(left, 0))
-        self._of["pin_ticks"].observe(ticks)
+        self._tell("pin_ticks", "observe", ticks)
 
     def stored(self, form: Form, blocks: int, size: int) -> None:
         """Stored prefixes took over ``blocks`` blocks, ``size`` bytes in all."""
@@ -204,19 +211,25 @@ class Metrics:
 
     def leases(self, in_time: int, overdue: int) -> None:
         """Leases by whether their deadline lies behind the clock."""
-        if self.enabled:
-            self._of["leases"].set(in_time, "in_time")
-            self._of["leases"].set(overdue, "overdue")
+        self._tell("leases", "set", in_time, "in_time")
+        self._tell("leases", "set", overdue, "overdue")
 
     def index(self, tokens: int, size: int) -> None:
         """What the prefix index claims, and its bytes."""
-        if self.enabled:
-            self._of["index_tokens"].set(tokens)
-            self._of["index_bytes"].set(size)
+        self._tell("index_tokens", "set", tokens)
+        self._tell("index_bytes", "set", size)
 
     def _add(self, name: str, amount: int = 1, *labels: str) -> None:
-        if self.enabled:
-            self._of[name].add(amount, *labels)
+        self._tell(name, "add", amount, *labels)
+
+    def _tell(self, name: str, call: str, value: int, *labels: str) -> None:
+        if not self.enabled:
+            return
+        try:
+            getattr(self._of[name], call)(value, *labels)
+        except Exception:
+            # The caller would lose the cache whose memory was donated on the way.
+            _LOG.exception("The metric %s could not be counted.", PREFIX + name)
 
     def _by_tier(self, name: str, plan: ResumePlan, outer: int) -> None:
         self._add(name, plan.start - outer, Tier.DEVICE)
@@ -224,9 +237,7 @@ class Metrics:
         self._add(name, plan.length - plan.start, Tier.REPLAYED)
 
     def _by_state(self, name: str, label: str, counts: dict[str, int]) -> None:
-        if not self.enabled:
-            return
         for state, count in counts.items():
             # The total is the sum of the parts; a series for it would double every sum.
             if state != "total":
-                self._of[name].set(count, label, state)
+                self._tell(name, "set", count, label, state)

@@ -213,6 +213,33 @@ def test_without_a_registry_nothing_is_counted():
     assert not metrics.enabled
 
 
+def test_a_registry_that_raises_costs_its_counts_and_nothing_else(caplog):
+    class Full(hc.MemoryRegistry):
+        def _refuse(self, *said, **named):
+            raise OSError("no space left")
+
+        def counter(self, name, help, labels):
+            made = super().counter(name, help, labels)
+            made.add = self._refuse
+            return made
+
+        def gauge(self, name, help, labels):
+            made = super().gauge(name, help, labels)
+            made.set = self._refuse
+            return made
+
+    registry = Full()
+    everything(hc.Metrics(registry))
+    counted = flat(registry.snapshot())
+    of_histograms = {key for key in WANT if key[0].endswith(("_sum", "_count"))}
+    assert {key: counted[key] for key in of_histograms} == {
+        key: WANT[key] for key in of_histograms
+    }
+    assert not any(counted.get(key) for key in WANT.keys() - of_histograms)
+    assert "hybridcache_lookups_total could not be counted" in caplog.text
+    assert "no space left" in caplog.text
+
+
 def test_a_histogram_counts_values_at_its_bounds_below_them():
     registry = hc.MemoryRegistry()
     histogram = registry.histogram("h", "help", ("who",), (1, 4))
