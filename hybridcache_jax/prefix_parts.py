@@ -86,7 +86,8 @@ class PrefixParts:
             gives up before it is saved: give it room for what is evicted until a few
             more :meth:`poll` have been called.
           executor: runs what waits for the store; None for threads of its own, which
-            end with :meth:`close` or the process.
+            end with :meth:`close` or the process.  While yours takes no task, what
+            needs one fails as it does when the store fails.
           patience: seconds that :meth:`match` waits for the store to say what it has;
             what it says later is not used, and until then it is not asked again.
           clock: seconds, such as ``time.perf_counter``; with it every load is measured,

@@ -106,7 +106,8 @@ class SaveMethods(RoomMethods):
     def close(self) -> None:
         """Ends the threads that wait for the store, when what they do is done.
 
-        Nothing is saved or loaded from there afterwards; :meth:`flush` first.
+        Nothing is found, saved or loaded there afterwards, and what asks for it fails
+        as it does when the store fails; :meth:`flush` first.
         """
         if self._threads is not None:
             self._threads.shutdown()

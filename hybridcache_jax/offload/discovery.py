@@ -15,6 +15,7 @@ from hybridcache_jax.claims import NOTHING, Holds
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.offload.stored_blocks import offered
+from hybridcache_jax.offload.tasks import submitted
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
@@ -107,7 +108,7 @@ class Discovery:
             tokens = prefix.tokens[: found.length]
             self._index.insert(key, tokens, columns, epochs, holds, prefix.contents)
             keys = [record.key for record in found.records]
-            self._executor.submit(_note, self._store, keys)
+            submitted(self._executor, _note, self._store, keys)
         return fresh
 
 

@@ -5,6 +5,7 @@ from concurrent.futures import Executor, Future
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.offload.payload import Payload
+from hybridcache_jax.offload.tasks import submitted
 from hybridcache_jax.store.manifest import BlockPlace
 from hybridcache_jax.store.pack import read_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
@@ -42,7 +43,7 @@ class Fetches:
         step = max(1, _TASK_BYTES // size)
         for start in range(0, len(fresh), step):
             some = fresh[start : start + step]
-            task = self._executor.submit(read_blocks, self._store, some, size)
+            task = submitted(self._executor, read_blocks, self._store, some, size)
             for place, where in enumerate(some):
                 self._coming[pool, where] = task, place
 

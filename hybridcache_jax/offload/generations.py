@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future
 
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.tasks import submitted
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.store import trust
 from hybridcache_jax.store.prefix_store import PrefixStore
@@ -87,7 +88,7 @@ class Generations:
                 self._settle(producer)
 
     def _submitted(self, producer: Identity) -> Future[int]:
-        return self._executor.submit(trust.give_up, self._store, producer)
+        return submitted(self._executor, trust.give_up, self._store, producer)
 
     def _settle(self, producer: Identity) -> None:
         """Takes notice of a try that has ended."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.observe.watch import Watch
+from hybridcache_jax.offload.tasks import submitted
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import Found, Prefix, find_records
@@ -71,7 +72,7 @@ class Lookups:
         if self._late is not None and not self._late.done():
             self._watch.lookup_failed()
             return None
-        future = self._executor.submit(task, *args)
+        future = submitted(self._executor, task, *args)
         try:
             self._late = None
             return future.result(self._patience)

@@ -24,6 +24,7 @@ from hybridcache_jax.observe.declarations import SaveEnd
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.held_back import Published
 from hybridcache_jax.offload.stored_blocks import Block, offered, required_blocks
+from hybridcache_jax.offload.tasks import submitted
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
@@ -340,7 +341,7 @@ class Saves:
         self, task: Callable[..., T], *args, **options
     ) -> Generator[None, Moment, T]:
         """What a task gives that waits for the store."""
-        future = self._executor.submit(task, *args, **options)
+        future = submitted(self._executor, task, *args, **options)
         while not future.done():
             yield
         return future.result()
@@ -348,7 +349,8 @@ class Saves:
     def _write_pack(self, copied: list[tuple[Block, memoryview]]) -> Writing:
         """Begins to write what was copied; the list is emptied meanwhile."""
         blocks = [block for block, _ in copied]
-        task = self._executor.submit(write_blocks, self._store, _taken(copied))
+        data = _taken(copied)
+        task = submitted(self._executor, write_blocks, self._store, data)
         self._writes.append(task)
         return blocks, task
 

@@ -7,20 +7,27 @@ no writer waits for another.
 """
 
 import dataclasses
+import re
 
 import numpy as np
 
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.rollout import Key
-from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.prefix_store import PrefixStore, StoreError
 from hybridcache_jax.store.records import Prefix
 
 FOLDER = "given-up"
 
+# What :func:`give_up` writes, and nothing else: a manifest takes no larger number.
+_MARK = re.compile("[1-9][0-9]{0,8}")
+_LAST = 10**9 - 1
+
 
 def generation(store: PrefixStore, identity: Identity) -> int:
     """How often the records of a producer were given up, in all namespaces.
+
+    Objects beside the marks that have other names do not count.
 
     Args:
       store: the store.
@@ -31,7 +38,7 @@ def generation(store: PrefixStore, identity: Identity) -> int:
     """
     prefix = _folder(identity)
     marks = (name.removeprefix(prefix) for name in store.names(prefix))
-    return max((int(mark) for mark in marks if mark.isdecimal()), default=0)
+    return max((int(mark) for mark in marks if _MARK.fullmatch(mark)), default=0)
 
 
 def stored_prefix(
@@ -65,9 +72,15 @@ def give_up(store: PrefixStore, identity: Identity) -> int:
       The generation from here on; two processes that give up at once may share it.
 
     Raises:
-      StoreError: if the store fails; its records are still found then.
+      StoreError: if the store fails, or if its marks are used up; its records are
+        still found then.
     """
     now = generation(store, identity) + 1
+    if now > _LAST:
+        raise StoreError(
+            f"The records of this producer were given up {_LAST} times, after which "
+            f"there is no mark; delete {_folder(identity)}{_LAST} if nobody did that."
+        )
     store.put(f"{_folder(identity)}{now}", b"")
     return now
 

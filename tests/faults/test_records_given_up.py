@@ -8,6 +8,7 @@ from saved import Saved
 
 from hybridcache_jax import Verdict
 from hybridcache_jax.offload.loads import LoadStage
+from hybridcache_jax.store import trust
 from hybridcache_jax.store.prefix_store import StoreError
 
 CHAT = [n % 9 + 1 for n in range(12)]
@@ -123,3 +124,20 @@ def test_records_that_could_not_be_given_up_are_given_up_later():
     second.store(LONGER)
     second.save()
     assert third.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
+
+
+def test_a_stray_mark_does_not_count_and_the_last_one_is_refused():
+    session = Saved(toy.only_full())
+    producer = session.model.identity
+    trust.give_up(session.objects, producer)
+    (mark,) = session.objects.objects
+    folder = mark.removesuffix("1")
+    for stray in ("99999999999999999999999", "01", "1x", "2/3", "x"):
+        session.objects.objects[folder + stray] = b""
+    assert trust.generation(session.objects, producer) == 1
+    session.store(CHAT)
+    session.save()
+    assert session.restarted().match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
+    session.objects.objects[folder + "999999999"] = b""
+    with pytest.raises(StoreError, match="999999999 if nobody did that"):
+        trust.give_up(session.objects, producer)

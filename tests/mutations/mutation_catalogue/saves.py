@@ -73,6 +73,22 @@ SAVES = (
         (_GIVEN_UP + "test_records_that_could_not_be_given_up_are_given_up_later",),
     ),
     Mutation(
+        "stray-marks-count",
+        "store/trust.py",
+        "if _MARK.fullmatch(mark))",
+        "if mark.isdecimal())",
+        "one object that nobody wrote fails every save of a producer",
+        (_GIVEN_UP + "test_a_stray_mark_does_not_count_and_the_last_one_is_refused",),
+    ),
+    Mutation(
+        "refused-tasks-raise",
+        "offload/tasks.py",
+        "        return refused\n",
+        "        raise\n",
+        "match raises after close, and where the user's executor is full",
+        ("tests/faults/test_refused_tasks.py",),
+    ),
+    Mutation(
         "requests-share-records",
         "offload/store_link.py",
         "shared = key.scope > Scope.REQUEST and key.reason == Reason.OK",
