@@ -8,12 +8,11 @@ from pallas_kernels.merge import Partial
 from pallas_kernels.mosaic_tpu.selected import read_strips
 from pallas_kernels.mosaic_tpu.sizes import BlockSizes, fitting, strip_entries
 from pallas_kernels.mosaic_tpu.strips import distinct
+from pallas_kernels.mosaic_tpu.turns import in_turns
 from pallas_kernels.source import Source
 
 # Queries side by side select much the same: what one fetches serves the others.
 _TOGETHER = 4
-# Strips of all rows that one call of the kernel reads: they lie in scalar memory.
-_STRIPS = 1 << 16
 
 
 def selected_attention(
@@ -68,20 +67,13 @@ def selected_attention(
     most += -most % sizes.blocks
     spare = -width % together
 
-    def rows(x, fill):
-        """``[B, T, ...]`` to ``[turns, R, together, ...]``, padded."""
+    def shared(x, fill):
+        """``[B, T, ...]`` to ``[R, together, ...]``, padded."""
         wide = [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2)
         x = jnp.pad(x, wide, constant_values=fill)
-        return turns(x.reshape(-1, together, *x.shape[2:]), fill)
+        return x.reshape(-1, together, *x.shape[2:])
 
-    def turns(x, fill):
-        at_once = min(max(1, _STRIPS // most), len(x))
-        wide = [(0, -len(x) % at_once)] + [(0, 0)] * (x.ndim - 1)
-        x = jnp.pad(x, wide, constant_values=fill)
-        return x.reshape(-1, at_once, *x.shape[1:])
-
-    def read(part):
-        query, entry, row = part
+    def read(query, entry, row):
         entry = entry.reshape(len(entry), -1, count)
         number, words = distinct(entry, size=size, most=most)
         block = blocks[row[:, None], jnp.maximum(number, 0) // each]
@@ -97,11 +89,10 @@ def selected_attention(
         )
 
     row = jnp.repeat(jnp.arange(batch), (width + spare) // together)
-    parts = jax.lax.map(read, (rows(query, 0), rows(entry, -1), turns(row, 0)))
-
-    def back(x):
-        x = x.reshape(-1, *x.shape[3:])
-        x = x[: batch * (width + spare)].reshape(batch, -1, *x.shape[1:])
-        return x[:, :width]
-
-    return Partial(*(back(x) for x in parts))
+    part = in_turns(
+        read,
+        (shared(query, 0), shared(entry, -1), row),
+        ids=most,
+        fills=(0, -1, 0),
+    )
+    return Partial(*(x.reshape(batch, -1, *x.shape[2:])[:, :width] for x in part))

@@ -7,10 +7,11 @@ import jax
 
 from pallas_kernels.indexer_scores import ranked
 from pallas_kernels.mosaic_tpu.index_scores import score_blocks
+from pallas_kernels.mosaic_tpu.turns import IDS
 from pallas_kernels.source import Source
 
-# Of one turn of the loop: keys, scores, and ids, which lie in scalar memory.
-_KEYS, _SCORES, _IDS = 1 << 15, 1 << 24, 1 << 16
+# Of one turn of the loop: keys of a row, and scores of all queries.
+_KEYS, _SCORES = 1 << 15, 1 << 22
 
 
 def top_units(
@@ -61,7 +62,7 @@ def top_units(
         tile_keys = min(
             _KEYS,
             _SCORES // (batch * width * groups),
-            _IDS // batch * source.stored.block_entries,
+            IDS // batch * source.stored.block_entries,
         )
 
     def score(ids):

@@ -20,6 +20,7 @@ from pallas_kernels.mosaic_tpu.places import Places
 from pallas_kernels.mosaic_tpu.queries import Asked
 from pallas_kernels.mosaic_tpu.schedule import id_at, number_at, row_range
 from pallas_kernels.mosaic_tpu.sizes import BlockSizes, fitting
+from pallas_kernels.mosaic_tpu.turns import in_turns
 from pallas_kernels.reach import Reach
 from pallas_kernels.source import Source
 
@@ -56,9 +57,36 @@ def read_blocks(
     Returns:
       Partial, ``acc [B, T, H, Q, Dv]``.
     """
+    read = functools.partial(
+        _read_rows,
+        source=source,
+        scale=scale,
+        soft_cap=soft_cap,
+        reach=reach,
+        sizes=fitting(source.stored) if sizes is None else sizes,
+        interpret=interpret,
+    )
+    rows = (query, blocks, position, since, end)
+    return in_turns(read, rows, ids=blocks.shape[1], fills=(0, 0, 0, 0, 0))
+
+
+def _read_rows(
+    query: jax.Array,
+    blocks: jax.Array,
+    position: jax.Array,
+    since: jax.Array,
+    end: jax.Array,
+    *,
+    source: Source,
+    scale: float,
+    soft_cap: float | None,
+    reach: Reach,
+    sizes: BlockSizes,
+    interpret,
+) -> Partial:
+    """As :func:`read_blocks`, of rows whose block tables fit scalar memory."""
     batch, width, heads, group, _ = query.shape
     stored, num_blocks = source.stored, source.num_blocks
-    sizes = fitting(stored) if sizes is None else sizes
     count = sizes.blocks if reach.most is None else min(sizes.blocks, reach.most)
     first, stop = row_range(stored, width, position, since, end, reach)
     if reach.most is None:

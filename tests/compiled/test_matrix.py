@@ -126,3 +126,25 @@ print(json.dumps(large_moves(compiled, case.layer_bytes)))
 def test_the_layout_that_the_contract_refuses_would_copy_the_pool():
     moves = run("-c", NARROW)
     assert any("bf16[2,8192,64,64]" in move for move in moves), moves
+
+
+LONG = """
+import json
+from pallas_kernels.choice import Kernel
+from pallas_kernels.compiled import cases, layouts
+from pallas_kernels.compiled.targets import compile_for
+
+cases.ROWS, cases.COLUMNS = 64, 4096
+kernel, used = Kernel("mosaic_tpu", "forced"), {}
+for operation in ("paged_decode", "indexed_decode"):
+    case = cases.Case(operation, "long", layouts.latent("bfloat16"), 128, 1)
+    compiled, _ = compile_for("v5e", *case.program(kernel))
+    used[operation] = compiled.memory_analysis().temp_size_in_bytes
+print(json.dumps(used))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing("v5e") is not None, reason=str(missing("v5e")))
+def test_block_tables_that_scalar_memory_does_not_hold():
+    assert max(run("-c", LONG).values()) < 2**20

@@ -32,6 +32,7 @@ from hybridcache_jax.planes import to_storage
 from pallas_kernels.indexed_decode import mosaic_tpu as indexed
 from pallas_kernels.indexer_scores import mosaic_tpu as indexer
 from pallas_kernels.merge import merge
+from pallas_kernels.mosaic_tpu import turns
 from pallas_kernels.mosaic_tpu.schedule import held, lying
 from pallas_kernels.mosaic_tpu.sizes import BlockSizes
 from pallas_kernels.mosaic_tpu.strips import distinct
@@ -62,7 +63,7 @@ def read_selected(
 ):
     entry, per_entry, _, _, soft_cap = LAYOUTS[layout]
     # Shares that do not divide the queries, and a call for each of them.
-    with mock.patch.multiple(indexed, _TOGETHER=3, _STRIPS=1):
+    with mock.patch.object(indexed, "_TOGETHER", 3), mock.patch.object(turns, "IDS", 1):
         part = indexed.selected_attention(
             query,
             Source(memory, 1, twin.Pool(entry, SIZE, per_entry)),
