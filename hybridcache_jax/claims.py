@@ -57,12 +57,14 @@ class Sizes:
     """Where a node keeps the claims of each pool: pools of one block size together.
 
     Attributes:
+      grid: tokens of a grid unit.
       tokens: per pool, tokens of a block.
       groups: distinct block sizes, each with its pools in order.
     """
 
     def __init__(self, spec: CacheSpec):
         """Of the pools of ``spec``."""
+        self.grid = spec.grid
         self.tokens = tuple(pool.block_tokens for pool in spec.pools)
         self.groups = tuple(
             (size, tuple(n for n, other in enumerate(self.tokens) if other == size))

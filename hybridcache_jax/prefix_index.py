@@ -24,6 +24,7 @@ from hybridcache_jax.claims import (
     join,
 )
 from hybridcache_jax.contents import ContentKeys, Contents
+from hybridcache_jax.forms import RULES
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.index_pruning import Place, Pruning, places_in
 from hybridcache_jax.rollout import Key
@@ -71,18 +72,25 @@ class PrefixIndex:
         self,
         which: Callable[[Key], bool],
         blocks: tuple[int, ...],
+        most: int,
         versions: Mapping[Identity, int],
     ) -> SavedClaims:
-        """The claims under some keys as data.
+        """The claims under some keys as data, of what is on the device.
 
         Args:
           which: tells the keys.
           blocks: of each pool.
+          most: tokens that may be claimed in all.
           versions: ids of identities in the facts.
         """
         roots = {key: root for key, root in self._roots.items() if which(key)}
         content = self._content_keys.content
-        return saved(roots, self._sizes, blocks, versions, content)
+        growing = tuple(
+            number
+            for number, pool in enumerate(self._spec.pools)
+            if RULES[pool.form].grows
+        )
+        return saved(roots, self._sizes, blocks, growing, most, versions, content)
 
     def prefixes_of(self, claims: SavedClaims) -> Iterator[Prefix]:
         """What :meth:`insert` takes, for every prefix in claims of this layout."""

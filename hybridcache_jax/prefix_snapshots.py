@@ -27,7 +27,10 @@ class SnapshotMethods(PrefixParts):
         """
         self._line.require_newest(cache)
         return self._index.saved(
-            self._rollout.holds, self.plan.blocks, self._versions.known()
+            self._rollout.holds,
+            self.plan.blocks,
+            self.plan.index_tokens,
+            self._versions.known(),
         )
 
     def adopt(self, cache: HybridCache, claims: SavedClaims) -> HybridCache:

@@ -94,30 +94,53 @@ def saved(
     roots: Mapping[Key, Children],
     sizes: Sizes,
     blocks: tuple[int, ...],
+    growing: tuple[int, ...],
+    most: int,
     versions: Mapping[Identity, int],
     content: Callable[[int], ContentId | None],
 ) -> SavedClaims:
-    """What trees claim at this moment; a copy.
+    """What trees claim on the device at this moment; a copy.
+
+    What lies behind a hole of a pool that grows, or has nothing on the device, is of no
+    use without the outer tier, and left out.
 
     Args:
       roots: the trees.
       sizes: of the blocks.
       blocks: of each pool; ids beyond name places outside of the device.
+      growing: pools of forms that grow with the history.
+      most: tokens that may be claimed in all, those that a reader believes; where they
+        are more, because an outer tier holds the others, some edges are left out.
       versions: ids of identities in the facts.
       content: what a content key stands for.
     """
-    edges: list[Node] = []
-    numbers: list[int] = []
-    parents: list[int] = []
+    walked: list[tuple[int, int, Node]] = []
     for number, root in enumerate(roots.values()):
         stack = [(-1, node) for node in root.values()]
         while stack:
             parent, node = stack.pop()
-            place = len(edges)
-            edges.append(node)
-            numbers.append(number)
-            parents.append(parent)
-            stack += [(place, child) for child in node.children.values()]
+            whole = _before_holes(node, sizes, blocks, growing)
+            if len(whole.tokens) == 0:
+                continue
+            place = len(walked)
+            walked.append((number, parent, whole))
+            stack += [(place, child) for child in whole.children.values()]
+    useful = [_on_device(node, sizes, blocks) for _, _, node in walked]
+    for place in reversed(range(len(walked))):
+        if useful[place] and walked[place][1] >= 0:
+            useful[walked[place][1]] = True
+    edges: list[Node] = []
+    numbers: list[int] = []
+    parents: list[int] = []
+    kept, total = {-1: -1}, 0
+    for place, (number, parent, node) in enumerate(walked):
+        more = total + len(node.tokens)
+        if not useful[place] or parent not in kept or more > most:
+            continue
+        kept[place], total = len(edges), more
+        edges.append(node)
+        numbers.append(number)
+        parents.append(kept[parent])
     keys = join([edge.ids for edge in edges])
     named = np.unique(keys[keys < 0]).tolist()
     contents = {key: found for key in named if (found := content(key)) is not None}
@@ -138,4 +161,25 @@ def saved(
         content_keys=keys,
         blocks=tuple(ids),
         epochs=tuple(epochs),
+    )
+
+
+def _before_holes(
+    node: Node, sizes: Sizes, blocks: tuple[int, ...], growing: tuple[int, ...]
+) -> Node:
+    """A node up to where something that grows is not on the device."""
+    length = len(node.tokens)
+    for pool in growing:
+        away = np.flatnonzero(sizes.of(node.claimed, pool)[0] >= blocks[pool])
+        if len(away):
+            length = min(length, int(away[0]) * sizes.tokens[pool])
+    if length == len(node.tokens):
+        return node
+    return node.part(0, length - length % sizes.grid, sizes)
+
+
+def _on_device(node: Node, sizes: Sizes, blocks: tuple[int, ...]) -> bool:
+    return any(
+        bool((sizes.of(node.claimed, pool)[0] < count).any())
+        for pool, count in enumerate(blocks)
     )

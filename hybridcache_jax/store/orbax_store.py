@@ -49,6 +49,7 @@ from hybridcache_jax.store.snapshot_checks import (
     storable,
     verified,
 )
+from hybridcache_jax.store.snapshot_claims import check_claim_sizes, check_claims
 from hybridcache_jax.store.snapshot_folder import locked, make_lasting
 from hybridcache_jax.store.snapshot_manifest import (
     Said,
@@ -260,7 +261,8 @@ class OrbaxPrefixStore(ObjectStore):
 
         Raises:
           SnapshotError: if there is no such step, if its plan differs (the message
-            names the fields), or if any leaf is not what was saved (it names the leaf).
+            names the fields), if any leaf is not what was saved (it names the leaf), or
+            if the claims are more than an index of the plan holds, or no trees.
           StoreError: if the store fails.
         """
         import orbax.checkpoint as ocp
@@ -280,6 +282,7 @@ class OrbaxPrefixStore(ObjectStore):
                 refuse(
                     "cache", name, layout_difference(leaf, said.leaves["cache"][name])
                 )
+            check_claim_sizes(plan, said.leaves["prefixes"])
             # Before memory is asked for: what is there must look like what was saved.
             lying = manager.item_metadata(step)
             for item in _ITEMS:
@@ -298,6 +301,7 @@ class OrbaxPrefixStore(ObjectStore):
                 said.leaves,
                 on_progress,
             )
+            check_claims(plan, len(said.keys), said.contents, leaves["prefixes"])
         marks = self._marks([key.identity for key in said.keys])
         claims = SavedClaims(
             keys=said.keys,

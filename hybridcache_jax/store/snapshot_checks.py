@@ -12,12 +12,13 @@ from hybridcache_jax.store.snapshot_arrays import (
     digest,
     layout_difference,
     nested,
+    record,
 )
 from hybridcache_jax.store.snapshot_manifest import SnapshotError
 from pallas_kernels.dtypes import named_dtype
 
 # Orbax saves no empty item, and no empty array.
-_FILLER = "edges"
+_FILLER, _FILLING = "edges", np.zeros(1, np.int32)
 
 
 def copied(leaves: Leaves, on_progress: OnProgress | None) -> Leaves:
@@ -41,7 +42,7 @@ def copied(leaves: Leaves, on_progress: OnProgress | None) -> Leaves:
 def storable(leaves: Leaves) -> dict[str, Any]:
     """What Orbax is given: nothing empty."""
     filled = {name: array for name, array in leaves.items() if array.size}
-    return nested(filled) or {_FILLER: np.zeros(1, np.int32)}
+    return nested(filled) or {_FILLER: _FILLING}
 
 
 def check_names(item: str, found: Leaves, said: Mapping[str, Record]) -> None:
@@ -55,7 +56,7 @@ def check_layouts(item: str, found: Leaves, said: Mapping[str, Record]) -> None:
     """Refuses leaves of other names, dtypes or shapes; empty ones are not stored."""
     filled = {name: each for name, each in said.items() if 0 not in each["shape"]}
     if not filled:
-        return
+        filled = {_FILLER: record(_FILLING)}
     check_names(item, found, filled)
     for name, each in filled.items():
         refuse(item, name, layout_difference(found[name], each))

@@ -159,6 +159,28 @@ def test_places_of_an_outer_tier_are_not_claimed_of_another_tier():
     assert after.match([*P, 0]).verdict == Verdict.NEEDS_PARTIAL_RECOMPUTE
 
 
+@pytest.mark.parametrize(
+    ("some", "count", "out"), [(toy.only_full, 7, True), (toy.only_window, 12, False)]
+)
+def test_no_more_is_claimed_than_a_reader_believes(some, count, out):
+    """Beside an outer tier an index knows more tokens than the plan alone allows."""
+    before = Saved(some())
+    most = before.model.plan.index_tokens
+    prompts = [[n % 9, n // 9, *P[2:]] for n in range(count)]
+    for prompt in prompts:
+        before.store(prompt)
+        if out and prompt != prompts[-1]:
+            before.move_out()
+    assert before.prefixes.stored_tokens > most
+    claims = before.prefixes.saved_claims(before.cache)
+    # What lies outside alone takes no room that what is here needs.
+    assert len(claims.tokens) == (len(P) if out else most)
+    after = Saved(before.model)
+    after.put(after.prefixes.adopt(*carried(before)))
+    same = after.match([*prompts[-1], 0])
+    assert (same.verdict, same.length) == (Verdict.RESUMABLE, len(P))
+
+
 def test_placeholders_of_today_are_not_stored_without_content():
     before = toy.Session(toy.fine())
     before.store(P, (1,), each=True)

@@ -25,10 +25,15 @@ from blake3 import blake3
 
 import hybridcache_jax as hc
 from hybridcache_jax import Verdict
-from hybridcache_jax.store import trust
+from hybridcache_jax.store import orbax_store, trust
 from hybridcache_jax.store.inventory import take_inventory
 from hybridcache_jax.store.orbax_store import OrbaxPrefixStore
-from hybridcache_jax.store.snapshot_arrays import cache_leaves, flat, nested
+from hybridcache_jax.store.snapshot_arrays import (
+    cache_leaves,
+    claim_leaves,
+    flat,
+    nested,
+)
 from hybridcache_jax.store.snapshot_manifest import SnapshotError
 from hybridcache_jax.testing import toy
 from hybridcache_jax.testing.audit import violations
@@ -391,6 +396,54 @@ def test_every_file_flipped_cut_short_or_gone(copy):
         }.items():
             refused[path.parent.name, path.name, name] = damaged(copy, path, damage)
     assert sum(refused.values()) > len(refused) / 4
+
+
+# Claims that are what somebody wrote, and that no index has.
+
+
+def of_leaf(name, change):
+    def changed(leaves):
+        leaves[name] = change(leaves[name])
+
+    return changed
+
+
+def put(place, value):
+    def change(leaf):
+        leaf = leaf.copy()
+        leaf[place] = value
+        return leaf
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda leaves: leaves.update(tokens=np.zeros(10**6, np.int32)), "1000000 tok"),
+        (of_leaf("key", lambda leaf: np.resize(leaf, 400)), "on 400 edges"),
+        (of_leaf("epochs/full_kv.2", lambda leaf: leaf[:-1]), "epochs/.*its shape is"),
+        (of_leaf("parent", put(1, 1)), "parent: it is no earlier edge"),
+        (of_leaf("parent", put(0, -2)), "parent: it is no earlier edge"),
+        (of_leaf("key", put(0, 1)), "key: there is no such key"),
+        (of_leaf("length", put(0, -2)), "length: it is no whole grid units"),
+        (of_leaf("length", put(0, 2)), "length: they are not those of the tokens"),
+        (of_leaf("content_keys", put(0, -9)), "content_keys: one stands for nothing"),
+        (of_leaf("blocks/full_kv.2", put(0, 10**6)), "there is no such block"),
+    ],
+)
+def test_claims_that_no_index_has_are_refused(tmp_path, monkeypatch, change, why):
+    some, store = served(), OrbaxPrefixStore(tmp_path)
+
+    def hostile(plan, claims):
+        leaves = claim_leaves(plan, claims)
+        change(leaves)
+        return leaves
+
+    monkeypatch.setattr(orbax_store, "claim_leaves", hostile)
+    store.save_snapshot(1, some.cache, some.prefixes)
+    with pytest.raises(SnapshotError, match=why):
+        store.restore_snapshot(fine().plan)
 
 
 # Other plans, other policies.

@@ -82,6 +82,33 @@ STORES = (
         (_DAMAGE + "test_files_in_each_others_place_are_found",),
     ),
     Mutation(
+        "claims-of-any-size",
+        "store/snapshot_claims.py",
+        "if not 0 <= tokens <= most or",
+        "if",
+        "a snapshot of a few bytes asks for any amount of memory",
+        (_SNAPSHOTS + "test_claims_that_no_index_has_are_refused",),
+    ),
+    Mutation(
+        "claims-in-circles",
+        "store/snapshot_claims.py",
+        "(parent >= np.arange(len(parent)))",
+        "False",
+        "adopting a snapshot never ends",
+        (_SNAPSHOTS + "test_claims_that_no_index_has_are_refused",),
+    ),
+    Mutation(
+        "claims-beyond-what-is-believed",
+        "saved_claims.py",
+        "or more > most:",
+        "or more > 10 * most:",
+        "a snapshot is saved that no reader takes",
+        (
+            "tests/faults/test_adopted_claims.py::"
+            "test_no_more_is_claimed_than_a_reader_believes",
+        ),
+    ),
+    Mutation(
         "manifest-of-any-size",
         "store/prefix_store.py",
         "        if store.get(name, most, most + 1) is not None:\n",
