@@ -25,6 +25,7 @@ from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.planes import quantise, to_storage
 from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.state import HybridCache, tick
+from pallas_kernels.lanes import Lanes
 
 
 @jax.tree_util.register_dataclass
@@ -117,7 +118,7 @@ def write(
 
     Args:
       pool: layout.
-      memory: plane to ``[L, P, S, width]``.
+      memory: plane to ``[L, P, S, width]``, or to ``[L, P, rows, 128]`` in lanes.
       layer: position on the pool's layer axis.
       blocks: ``[B, N]`` int32; ids outside the pool are dropped.
       positions: ``[B, N]`` int32, any position that the entry stands for.
@@ -134,14 +135,17 @@ def write(
         values = quantise(pool.entry, planes)
     except ValueError as error:
         raise ValueError(f"{pool.name}: {error}") from error
-    return {
-        plane.name: put(
-            memory[plane.name],
-            (layer, blocks, offset),
-            to_storage(plane, values[plane.name], backend),
-        )
-        for plane in pool.entry.planes
-    }
+    written = {}
+    for plane in pool.entry.planes:
+        array, laid = memory[plane.name], Lanes.of(pool, plane)
+        value = to_storage(plane, values[plane.name], backend)
+        if laid.holds(array):
+            where = laid.places(layer, blocks, offset, array.shape[1])
+            new = put(laid.view(array), where, laid.split(value))
+            written[plane.name] = new.reshape(array.shape)
+        else:
+            written[plane.name] = put(array, (layer, blocks, offset), value)
+    return written
 
 
 def end(cache: HybridCache, step: Step) -> HybridCache:

@@ -5,6 +5,7 @@ counts pools, state tables, row tables and the host's index alike (red line 1).
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from hybridcache_jax.block_counts import (
 )
 from hybridcache_jax.byte_sizes import format_bytes
 from hybridcache_jax.forms import RULES, Form
+from hybridcache_jax.planes import block_in_memory
 from hybridcache_jax.reads import reads
 from hybridcache_jax.retention import Policies, Retention, policies, policy_of
 from hybridcache_jax.retention_cost import RetentionCost, retention_cost
@@ -176,11 +178,32 @@ class CapacityPlan:
         return max(self.max_length, self.stored_tokens, *(n for _, n in sizes))
 
     @property
+    def lanes(self) -> bool:
+        """Whether blocks lie in rows of 128 lanes, as the TPU kernels read them.
+
+        What leaves the device does not: a block outside is the same on every backend.
+        """
+        return self.backend == "tpu" or self.kernels == "interpret"
+
+    def block_bytes(self, pool: int) -> int:
+        """Bytes of one block in device memory, with its padding if it has any.
+
+        Args:
+          pool: index of the pool.
+        """
+        stored = self.spec.pools[pool]
+        blocks = [
+            block_in_memory(stored, plane, self.backend, self.lanes)
+            for plane in stored.entry.planes
+        ]
+        each = sum(math.prod(block.shape) * block.dtype.itemsize for block in blocks)
+        return len(stored.layers) * each
+
+    @property
     def pool_bytes(self) -> tuple[int, ...]:
         """Bytes of each pool."""
         return tuple(
-            pool.block_bytes * count
-            for pool, count in zip(self.spec.pools, self.blocks, strict=True)
+            self.block_bytes(number) * count for number, count in enumerate(self.blocks)
         )
 
     @property
@@ -193,7 +216,7 @@ class CapacityPlan:
         tier holds is in its own budget.
         """
         # One batch of one pool is copied at a time.
-        largest = max(pool.block_bytes for pool in self.spec.pools)
+        largest = max(self.block_bytes(n) for n in range(len(self.blocks)))
         blocks = 2 * self.staging_blocks + 1 if self.staging_blocks else 0
         return blocks * largest
 
@@ -230,7 +253,8 @@ class CapacityPlan:
 
     def retention_cost(self) -> RetentionCost:
         """What the retention policies keep, and what a hit then runs again."""
-        return retention_cost(self.spec, self.policy, self.stored_length)
+        sizes = tuple(self.block_bytes(pool) for pool in range(len(self.blocks)))
+        return retention_cost(self.spec, self.policy, self.stored_length, sizes)
 
     def report(self) -> str:
         """A table for people: blocks, tokens and bytes per pool, cost of retention."""

@@ -122,8 +122,7 @@ def _record(cache: HybridCache, row: int, ticket: int, late: int) -> Overdue:
         # A reference to a block that changed hands pins nothing.
         current = np.asarray(table.epoch)[mine[named]] == seen[named]
         blocks.append(int(np.count_nonzero(current)))
-    pools = cache.plan.spec.pools
     nbytes = sum(
-        pool.block_bytes * count for pool, count in zip(pools, blocks, strict=True)
+        cache.plan.block_bytes(pool) * count for pool, count in enumerate(blocks)
     )
     return Overdue(row, ticket, late, tuple(blocks), nbytes)

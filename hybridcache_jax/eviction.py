@@ -50,6 +50,7 @@ def cheapest(
     pools: Sequence[PoolSpec],
     tables: Sequence[StateTable],
     protected: Sequence[AnyArray],
+    sizes: Sequence[int],
     nbytes: int,
 ) -> list[int]:
     """Blocks of each pool that :func:`begin` should take for so many bytes.
@@ -61,6 +62,7 @@ def cheapest(
       pools: layouts and forms.
       tables: facts of each pool, as NumPy arrays.
       protected: per pool, ``[P]`` bool, blocks that :func:`begin` will be told to keep.
+      sizes: per pool, bytes of a block in memory.
       nbytes: bytes wanted; all that can go if there are fewer.
     """
     columns: list[list[np.ndarray]] = [[], [], [], [], []]
@@ -72,10 +74,10 @@ def cheapest(
         columns[1].append(np.asarray(table.used)[ids])
         columns[2].append(np.full(len(ids), RULES[pool.form].priority))
         columns[3].append(np.full(len(ids), number))
-        columns[4].append(np.full(len(ids), pool.block_bytes, np.int64))
-    *order, pool_of, sizes = (np.concatenate(column) for column in columns)
+        columns[4].append(np.full(len(ids), sizes[number], np.int64))
+    *order, pool_of, each = (np.concatenate(column) for column in columns)
     ranked = np.lexsort(order)
-    before = np.cumsum(sizes[ranked]) - sizes[ranked]
+    before = np.cumsum(each[ranked]) - each[ranked]
     chosen = pool_of[ranked[before < nbytes]]
     return np.bincount(chosen, minlength=len(pools)).tolist()
 

@@ -15,13 +15,16 @@ import numpy as np
 
 from hybridcache_jax.entry import Entry, Plane
 from pallas_kernels.dtypes import element_bits, named_dtype
+from pallas_kernels.lanes import LANES, WORD, Lanes
+from pallas_kernels.stored import Stored
 from pallas_kernels.values import spread
 
 Planes = Mapping[str, jax.Array]
 """The arrays of entries, by the name of their plane."""
 
 Memory = tuple[dict[str, jax.Array], ...]
-"""The memory of every pool of a cache, plane to ``[L, P, S, width]``."""
+"""The memory of every pool of a cache, plane to ``[L, P, S, width]``; in lanes to
+``[L, P, rows, 128]`` (:mod:`pallas_kernels.lanes`)."""
 
 
 def storage_dtype(name: str, backend: str) -> np.dtype:
@@ -44,8 +47,53 @@ def storage_dtype(name: str, backend: str) -> np.dtype:
     return dtype
 
 
+def block_in_memory(
+    pool: Stored, plane: Plane, backend: str, lanes: bool
+) -> jax.ShapeDtypeStruct:
+    """What holds one block of a plane in device memory, for one layer.
+
+    Args:
+      pool: layout.
+      plane: of its entry.
+      backend: decides the storage dtype.
+      lanes: whether blocks lie in rows of 128 lanes; else ``[S, storage_width]``.
+    """
+    dtype = storage_dtype(plane.dtype, backend)
+    if not lanes:
+        shape = (pool.block_entries, storage_width(plane))
+        return jax.ShapeDtypeStruct(shape, dtype)
+    laid = Lanes.of(pool, plane)
+    return jax.ShapeDtypeStruct((laid.rows, LANES), WORD if laid.turned else dtype)
+
+
+def blocks_outside(
+    pool: Stored, plane: Plane, blocks: jax.Array, backend: str
+) -> jax.Array:
+    """Blocks as they lie in memory to ``[..., S, storage_width]``, without padding."""
+    laid = Lanes.of(pool, plane)
+    if not laid.holds(blocks):
+        return blocks
+    dtype = storage_dtype(plane.dtype, backend)
+    return jax.lax.bitcast_convert_type(laid.values(blocks), dtype)
+
+
+def blocks_inside(
+    pool: Stored, plane: Plane, blocks: jax.Array, like: jax.Array
+) -> jax.Array:
+    """The inverse of :func:`blocks_outside`, padded with zeros.
+
+    Args:
+      pool: layout.
+      plane: of its entry.
+      blocks: ``[..., S, storage_width]``.
+      like: memory that the blocks are for.
+    """
+    laid = Lanes.of(pool, plane)
+    return laid.block(blocks) if laid.holds(like) else blocks
+
+
 def storage_width(plane: Plane) -> int:
-    """Elements of the storage dtype that hold one entry of a plane."""
+    """Elements of the storage dtype that hold one entry of a plane, without padding."""
     bits = element_bits(plane.dtype)
     return plane.width if bits >= 8 else plane.nbytes
 

@@ -99,8 +99,10 @@ class RoomMethods(PrefixParts):
         after = self._upkeep.without_dead_weight(cache)
         self._watch.lost(cache, after)
         tables = snapshot(after.tables)
+        pools = self.plan.spec.pools
+        sizes = [self.plan.block_bytes(number) for number in range(len(pools))]
         counts = eviction.cheapest(
-            self.plan.spec.pools, tables, self._upkeep.protected(after), nbytes
+            pools, tables, self._upkeep.protected(after), sizes, nbytes
         )
         return self._line.stamped(self._upkeep.evict(after, counts, Why.ASKED))
 

@@ -71,7 +71,10 @@ class RetentionCost:
 
 
 def retention_cost(
-    spec: CacheSpec, policy: Callable[[Form], Retention], length: int
+    spec: CacheSpec,
+    policy: Callable[[Form], Retention],
+    length: int,
+    block_bytes: Sequence[int],
 ) -> RetentionCost:
     """What policies cost in memory and in replayed tokens.
 
@@ -79,6 +82,7 @@ def retention_cost(
       spec: what is cached.
       policy: the policy of each bounded form.
       length: tokens of a stored sequence, prompt and output.
+      block_bytes: of each pool, as its blocks lie in memory.
     """
     grid = spec.grid
     points = np.arange(grid, length + 1, grid, dtype=np.int32)
@@ -110,13 +114,12 @@ def retention_cost(
     again = points - start
     tokens = _MANY * (length + -length % grid)
     costs = []
-    for pool in (spec.pools[number] for number in kept):
+    for number in kept:
+        pool, size = spec.pools[number], block_bytes[number]
         rule = stored_policy(spec, policy, pool.form)
         blocks = rule.stored_blocks(pool, tokens, grid=grid, length=length)
-        one = point_blocks(pool, grid) * pool.block_bytes
-        costs.append(
-            PoolCost(pool.name, rule, one, 1000 * blocks * pool.block_bytes / tokens)
-        )
+        one = point_blocks(pool, grid) * size
+        costs.append(PoolCost(pool.name, rule, one, 1000 * blocks * size / tokens))
     return RetentionCost(
         pools=tuple(costs),
         length=length,

@@ -30,6 +30,7 @@ from hybridcache_jax.lineage import OnFacts
 from hybridcache_jax.planes import Planes
 from hybridcache_jax.spec import PoolSpec
 from hybridcache_jax.state import HybridCache
+from pallas_kernels.lanes import Lanes
 from pallas_kernels.values import dequantise, from_storage
 
 
@@ -97,19 +98,24 @@ def compare(
         count = cache.plan.blocks[number]
         there = (ids < count) & (others < count)
         memory = cache.pools[number]
-        apart = _apart(pool, _entries(memory, ids), _entries(memory, others), tolerance)
+        apart = _apart(
+            pool, _entries(pool, memory, ids), _entries(pool, memory, others), tolerance
+        )
         wrong = needed & (~there[:, None] | apart)
         counts.append(jnp.sum(wrong, dtype=jnp.int32))
     differing = jnp.stack(counts)
     return Comparison(equal=differing == 0, differing=differing)
 
 
-def _entries(memory: Planes, ids: jax.Array) -> dict[str, jax.Array]:
+def _entries(pool: PoolSpec, memory: Planes, ids: jax.Array) -> dict[str, jax.Array]:
     """Plane to ``[L, C, S, width]`` as stored; ids outside the pool give anything."""
-    return {
-        name: stored.at[:, ids].get(mode="clip", wrap_negative_indices=False)
-        for name, stored in memory.items()
-    }
+    found = {}
+    for plane in pool.entry.planes:
+        blocks = memory[plane.name].at[:, ids]
+        blocks = blocks.get(mode="clip", wrap_negative_indices=False)
+        laid = Lanes.of(pool, plane)
+        found[plane.name] = laid.values(blocks) if laid.holds(blocks) else blocks
+    return found
 
 
 def _apart(

@@ -18,7 +18,7 @@ import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
-from hybridcache_jax.planes import Memory, storage_dtype, storage_width
+from hybridcache_jax.planes import Memory, block_in_memory
 
 NEVER = int(np.iinfo(np.int32).max)
 """A deadline that no clock passes: the clock stops there."""
@@ -73,7 +73,7 @@ class HybridCache:
     """Memory, facts and sequences of one model's cache."""
 
     plan: CapacityPlan = dataclasses.field(metadata={"static": True})
-    pools: Memory  # G times plane -> [L, P, S, width]
+    pools: Memory  # G times plane -> [L, P, S, width], or [L, P, rows, 128] in lanes
     tables: tuple[StateTable, ...]  # G times
     rows: RowTable
     clock: jax.Array  # [] int32, logical time, one tick per transition
@@ -104,11 +104,9 @@ def init(plan: CapacityPlan) -> HybridCache:
     rows, groups = plan.max_sequences, len(spec.pools)
     pools = tuple(
         {
-            plane.name: jnp.zeros(
-                (len(pool.layers), count, pool.block_entries, storage_width(plane)),
-                storage_dtype(plane.dtype, plan.backend),
-            )
+            plane.name: jnp.zeros((len(pool.layers), count, *block.shape), block.dtype)
             for plane in pool.entry.planes
+            for block in [block_in_memory(pool, plane, plan.backend, plan.lanes)]
         }
         for pool, count in zip(spec.pools, plan.blocks, strict=True)
     )

@@ -94,7 +94,7 @@ def _interpreted(operation: str, stored: Stored) -> Kernel:
     contract = KERNELS["mosaic_tpu"].get(operation)
     if not isinstance(contract, ReadContract):
         return Kernel("xla", f"{operation} has no mosaic_tpu kernel to interpret")
-    free = dataclasses.replace(contract, lanes=1, tile_bytes=1)
+    free = dataclasses.replace(contract, tiles=False)
     refusal = free.refusal_of(stored)
     if refusal is None:
         return Kernel("mosaic_tpu", "the interpreter was asked for", interpret=True)

@@ -23,17 +23,17 @@ class ReadContract:
       max_head_dim: largest head dimension.
       block_alignment: bytes of which every block's address and length in each
         plane and layer must be a multiple.
-      lanes: elements of which the width of every plane must be a multiple.
-      tile_bytes: bytes of one column of a tile; a block must fill whole tiles, so its
-        entries are a multiple of this over the bytes of an element.
+      scale_dtypes: logical dtypes of the planes that scale others; None for any.
+      tiles: whether a block is whole tiles: of 8 or 16 entries, or a multiple of 8 of
+        4 bytes, 16 of 2 bytes, 32 of a byte.
     """
 
     name: str
     dtypes: frozenset[str]
     max_head_dim: int
     block_alignment: int
-    lanes: int = 1
-    tile_bytes: int = 1
+    scale_dtypes: frozenset[str] | None = None
+    tiles: bool = False
 
     def __post_init__(self):
         # Addresses are multiplied modulo the alignment, which 32 bits must hold.
@@ -62,21 +62,31 @@ class ReadContract:
         Args:
           stored: its layout.
         """
+        scales = {plane.scale for plane in stored.entry.planes}
         for plane in read_planes(stored.entry):
-            refusal = self.refusal(dtype=plane.dtype, dim=plane.dim)
-            if refusal is None and plane.width % self.lanes:
-                refusal = (
-                    f"{plane.width} elements per entry are no multiple of {self.lanes}"
-                )
-            rows = max(1, 8 * self.tile_bytes // element_bits(plane.dtype))
-            if refusal is None and stored.block_entries % rows:
-                refusal = (
-                    f"{stored.block_entries} entries per block are no multiple of "
-                    f"{rows}"
-                )
+            if plane.name not in scales:
+                refusal = self.refusal(dtype=plane.dtype, dim=plane.dim)
+            else:
+                refusal = self._scale_refusal(plane.dtype)
             if refusal:
                 return f"plane {plane.name}: {refusal}"
-        return None
+        return self._size_refusal(stored) if self.tiles else None
+
+    def _size_refusal(self, stored: Stored) -> str | None:
+        planes = (*stored.entry.key_planes, *stored.entry.value_planes)
+        rows = 256 // min(element_bits(plane.dtype) for plane in planes)
+        if stored.block_entries % rows == 0 or stored.block_entries in (8, 16):
+            return None
+        tokens = rows * stored.entry_tokens
+        return (
+            f"{stored.block_entries} entries per block are neither 8, 16 nor a "
+            f"multiple of {rows}; blocks of {tokens} tokens or a multiple would do"
+        )
+
+    def _scale_refusal(self, dtype: str) -> str | None:
+        if self.scale_dtypes is None or dtype in self.scale_dtypes:
+            return None
+        return f"scales of dtype {dtype} are not one of {sorted(self.scale_dtypes)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,16 +221,15 @@ XLA = ReadContract(
     block_alignment=4,
 )
 
-# Blocks enter VMEM as they lie in memory, so they are whole tiles of 8 rows of 4 bytes
-# by 128 lanes.  XLA would lay a narrower plane out in another way, and copy the whole
-# pool before every read to undo that.
+# Blocks lie in rows of 128 lanes (:mod:`pallas_kernels.lanes`), so planes may have any
+# width.  Entries of a block are rows of VMEM, which has 8 to a register.
 MOSAIC_TPU = ReadContract(
     name="mosaic_tpu",
     dtypes=frozenset({"float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8"}),
     max_head_dim=1024,
     block_alignment=4096,
-    lanes=128,
-    tile_bytes=32,
+    scale_dtypes=frozenset({"float32", "bfloat16", "float8_e8m0fnu"}),
+    tiles=True,
 )
 
 # Hopper and Blackwell give a thread block 227 KiB, less what reductions and barriers

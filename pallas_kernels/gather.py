@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.lanes import Lanes
 from pallas_kernels.stored import Planes, Stored
 from pallas_kernels.values import from_storage
 
@@ -12,7 +13,7 @@ def whole_blocks(pool: Stored, memory: Planes, layer: int, ids: jax.Array) -> Pl
 
     Args:
       pool: layout.
-      memory: plane to ``[L, P, S, width]``.
+      memory: plane to ``[L, P, S, width]``, or to ``[L, P, rows, 128]`` in lanes.
       layer: position on the pool's layer axis.
       ids: ``[B, K]`` int32; ids outside the pool give anything.
 
@@ -21,10 +22,11 @@ def whole_blocks(pool: Stored, memory: Planes, layer: int, ids: jax.Array) -> Pl
     """
     loaded = {}
     for plane in pool.entry.planes:
-        stored = memory[plane.name].at[layer, ids]
-        value = from_storage(
-            plane, stored.get(mode="clip", wrap_negative_indices=False)
-        )
+        stored = _clipped(memory[plane.name], (layer, ids))
+        lanes = Lanes.of(pool, plane)
+        if lanes.holds(stored):
+            stored = lanes.values(stored)
+        value = from_storage(plane, stored)
         loaded[plane.name] = value.reshape(ids.shape[0], -1, plane.heads, plane.dim)
     return loaded
 
@@ -41,7 +43,7 @@ def at_positions(
 
     Args:
       pool: layout.
-      memory: plane to ``[L, P, S, width]``.
+      memory: plane to ``[L, P, S, width]``, or to ``[L, P, rows, 128]`` in lanes.
       layer: position on the pool's layer axis.
       blocks: ``[B, C]`` int32, the rows' columns: block ``j`` in ``j % C``.
       positions: ``[B, ...]`` int32, a position that the entry stands for.
@@ -58,8 +60,15 @@ def at_positions(
     offset = positions % pool.block_tokens // pool.entry_tokens
     loaded = {}
     for plane in pool.entry.planes:
-        stored = memory[plane.name].at[layer, ids, offset]
-        loaded[plane.name] = from_storage(
-            plane, stored.get(mode="clip", wrap_negative_indices=False)
-        )
+        array, lanes = memory[plane.name], Lanes.of(pool, plane)
+        if lanes.holds(array):
+            where = lanes.places(layer, ids, offset, num_blocks)
+            stored = lanes.joined(_clipped(lanes.view(array), where))
+        else:
+            stored = _clipped(array, (layer, ids, offset))
+        loaded[plane.name] = from_storage(plane, stored)
     return loaded, there
+
+
+def _clipped(array: jax.Array, where) -> jax.Array:
+    return array.at[where].get(mode="clip", wrap_negative_indices=False)

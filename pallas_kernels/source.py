@@ -15,7 +15,8 @@ class Source:
     """One layer of a pool.
 
     Attributes:
-      planes: the pool's arrays, ``[L, P, S, width]`` each.
+      planes: the pool's arrays, ``[L, P, S, width]`` each, or in lanes
+        (:mod:`pallas_kernels.lanes`).
       layer: place on the pool's layer axis.
       stored: the pool's layout.
     """

@@ -10,7 +10,7 @@ from typing import Protocol
 import jax
 
 Planes = Mapping[str, jax.Array]
-"""The arrays of a pool, by plane: ``[L, P, S, width]``."""
+"""The arrays of a pool, by plane: ``[L, P, S, width]``, or ``[L, P, rows, 128]``."""
 
 
 class Plane(Protocol):

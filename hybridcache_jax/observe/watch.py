@@ -42,7 +42,10 @@ class Watch:
         """Watches caches of ``plan``."""
         self._metrics, self._hooks = metrics, hooks
         self._paused = False
-        self._pools = tuple((pool.form, pool.block_bytes) for pool in plan.spec.pools)
+        self._pools = tuple(
+            (pool.form, plan.block_bytes(number))
+            for number, pool in enumerate(plan.spec.pools)
+        )
         self._names = tuple(pool.name for pool in plan.spec.pools)
         self._open: dict[tuple[int, int], _Open] = {}
 

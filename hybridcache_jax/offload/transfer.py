@@ -18,7 +18,12 @@ from hybridcache_jax._indexing import get, put
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.forms import Form
 from hybridcache_jax.offload.payload import Payload
-from hybridcache_jax.planes import Memory
+from hybridcache_jax.planes import (
+    Memory,
+    block_in_memory,
+    blocks_inside,
+    blocks_outside,
+)
 from hybridcache_jax.state import HybridCache, StateTable
 
 # Facts that go with a block wherever it lies.
@@ -46,8 +51,8 @@ class Transfer:
     def __init__(self, plan: CapacityPlan):
         """Compiles nothing yet."""
         self.plan, self._batch = plan, plan.staging_blocks
-        self._take = jax.jit(_take)
-        self._place = jax.jit(_place, donate_argnums=0)
+        self._take = jax.jit(self._taken, static_argnums=0)
+        self._place = jax.jit(self._put, static_argnums=0, donate_argnums=1)
         self._receive = jax.jit(lifecycle.receive, static_argnames="form")
         self._seal = jax.jit(lifecycle.register)
         self._abandon = jax.jit(eviction.abandon)
@@ -65,7 +70,7 @@ class Transfer:
         Returns:
           Plane to ``[L, K, S, width]``; places from ``n`` on hold zeros.
         """
-        return jax.device_get(self._take(cache.pools[pool], *self._padded(ids)))
+        return jax.device_get(self._take(pool, cache.pools[pool], *self._padded(ids)))
 
     def receive(
         self, pool: int, table: StateTable, labels: np.ndarray, clock: jax.Array
@@ -131,6 +136,7 @@ class Transfer:
             for start in range(0, len(arrival.ids), self._batch):
                 some = slice(start, start + self._batch)
                 pools[arrival.pool] = self._placed(
+                    arrival.pool,
                     pools[arrival.pool],
                     arrival.ids[some],
                     arrival.payloads[some],
@@ -142,32 +148,33 @@ class Transfer:
         """Compiles everything by copying no block at all; the memory is donated."""
         pools, tables = list(cache.pools), list(cache.tables)
         for pool, count in enumerate(self.plan.blocks):
-            self._take(pools[pool], *self._padded([]))
+            self._take(pool, pools[pool], *self._padded([]))
             nothing = np.zeros((len(LABELS), 0), np.int32)
             table, _ = self.receive(pool, tables[pool], nothing, cache.clock)
             table = self.seal(pool, table, [])
             tables[pool] = self.abandon(table, np.ones(count, bool))
-            pools[pool] = self._placed(pools[pool], [], [], self.staging())
+            pools[pool] = self._placed(pool, pools[pool], [], [], self.staging())
         return dataclasses.replace(cache, pools=tuple(pools), tables=tuple(tables))
 
     def _placed(
         self,
+        pool: int,
         memory: dict[str, jax.Array],
         ids: Sequence[int],
         payloads: Sequence[Payload],
         staging: np.ndarray,
     ) -> dict[str, jax.Array]:
         """The memory of a pool with one batch of blocks; the old one is donated."""
-        views, start = {}, 0
-        for name, plane in memory.items():
-            layers, _, *entry = plane.shape
-            shape = (layers, self._batch, *entry)
-            stop = start + math.prod(shape) * plane.dtype.itemsize
-            views[name] = staging[start:stop].view(plane.dtype).reshape(shape)
+        spec, views, start = self.plan.spec.pools[pool], {}, 0
+        for plane in spec.entry.planes:
+            block = block_in_memory(spec, plane, self.plan.backend, lanes=False)
+            shape = (len(spec.layers), self._batch, *block.shape)
+            stop = start + math.prod(shape) * block.dtype.itemsize
+            views[plane.name] = staging[start:stop].view(block.dtype).reshape(shape)
             start = stop
             for place, payload in enumerate(payloads):
-                views[name][:, place] = payload.planes[name]
-        placed = self._place(memory, *self._padded(ids), views)
+                views[plane.name][:, place] = payload.planes[plane.name]
+        placed = self._place(pool, memory, *self._padded(ids), views)
         # A call may read host memory where it lies, and after it returned.
         return jax.block_until_ready(placed)
 
@@ -177,42 +184,64 @@ class Transfer:
         padded[: len(ids)] = ids
         return padded, np.int32(len(ids))
 
+    # Block after block: a gather or a scatter of a whole batch computes where every
+    # element goes and reads what it writes over (measured on CPU).  By index and not as
+    # slices: of a pool whose blocks are spread over devices, a slice would bring all to
+    # each.
 
-# Block after block: a gather or a scatter of a whole batch computes where every element
-# goes and reads what it writes over (measured on CPU).  By index and not as slices: of
-# a pool whose blocks are spread over devices, a slice would bring all to each.
+    def _taken(
+        self, pool: int, memory: dict[str, jax.Array], ids: jax.Array, count: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Plane to ``[L, K, S, width]``: the first ``count`` blocks, then zeros."""
+        spec, backend = self.plan.spec.pools[pool], self.plan.backend
 
+        def outside(blocks):
+            return {
+                name: blocks_outside(spec, spec.entry[name], each, backend)
+                for name, each in blocks.items()
+            }
 
-def _take(
-    memory: dict[str, jax.Array], ids: jax.Array, count: jax.Array
-) -> dict[str, jax.Array]:
-    """Plane to ``[L, K, S, width]``: the first ``count`` blocks, then zeros."""
+        def read(place, taken):
+            block = {
+                name: get(plane, _one(ids[place]), 0) for name, plane in memory.items()
+            }
+            return {
+                name: put(taken[name], _one(place), each)
+                for name, each in outside(block).items()
+            }
 
-    def read(place, taken):
-        return {
-            name: put(taken[name], _one(place), get(plane, _one(ids[place]), 0))
+        batch = {
+            name: jax.ShapeDtypeStruct(
+                (plane.shape[0], len(ids), *plane.shape[2:]), plane.dtype
+            )
             for name, plane in memory.items()
         }
-
-    nothing = {
-        name: jnp.zeros((plane.shape[0], len(ids), *plane.shape[2:]), plane.dtype)
-        for name, plane in memory.items()
-    }
-    return lax.fori_loop(0, count, read, nothing)
-
-
-def _place(
-    memory: dict[str, jax.Array], ids: jax.Array, count: jax.Array, blocks
-) -> dict[str, jax.Array]:
-    """Writes the first ``count`` blocks of a batch, ``[L, K, S, width]`` per plane."""
-
-    def write(place, memory):
-        return {
-            name: put(plane, _one(ids[place]), get(blocks[name], _one(place), 0))
-            for name, plane in memory.items()
+        nothing = {
+            name: jnp.zeros(each.shape, each.dtype)
+            for name, each in jax.eval_shape(outside, batch).items()
         }
+        return lax.fori_loop(0, count, read, nothing)
 
-    return lax.fori_loop(0, count, write, memory)
+    def _put(
+        self,
+        pool: int,
+        memory: dict[str, jax.Array],
+        ids: jax.Array,
+        count: jax.Array,
+        blocks: dict[str, jax.Array],
+    ) -> dict[str, jax.Array]:
+        """Writes the first ``count`` blocks of a batch, ``[L, K, S, width]`` each."""
+        spec = self.plan.spec.pools[pool]
+
+        def write(place, memory):
+            after = {}
+            for name, plane in memory.items():
+                block = get(blocks[name], _one(place), 0)
+                block = blocks_inside(spec, spec.entry[name], block, plane)
+                after[name] = put(plane, _one(ids[place]), block)
+            return after
+
+        return lax.fori_loop(0, count, write, memory)
 
 
 def _one(number: jax.Array) -> tuple[slice, jax.Array]:

@@ -4,16 +4,20 @@ A first-token check proves nothing about a resumed sequence, so audits compare
 *state*: every entry that a row holds, position by position.
 """
 
+import math
+
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Provenance, Stage
 from hybridcache_jax.entry import Plane
 from hybridcache_jax.forms import Form, required
+from hybridcache_jax.planes import storage_dtype, storage_width
 from hybridcache_jax.prefix_cache import PrefixCache
 from hybridcache_jax.rows import block_numbers
 from hybridcache_jax.state import HybridCache, StateTable
 from pallas_kernels.dtypes import element_bits, named_dtype
+from pallas_kernels.stored import Stored
 
 RowState = dict[str, dict[str, np.ndarray]]
 
@@ -45,9 +49,34 @@ def row_state(cache: HybridCache, row: int) -> RowState:
         state[pool.name] = {"positions": positions.astype(np.int32)}
         for plane in pool.entry.planes:
             memory = np.array(cache.pools[index][plane.name])
-            stored = memory[:, blocks, positions % size // step]
+            slots = positions % size // step
+            if plan.lanes:
+                flat = memory[:, blocks].view(storage_dtype(plane.dtype, plan.backend))
+                flat = flat.reshape(*flat.shape[:2], -1)
+                place = places_in_lanes(pool, plane)[slots]
+                stored = np.take_along_axis(flat, place[None], axis=2)
+            else:
+                stored = memory[:, blocks, slots]
             state[pool.name][plane.name] = _logical(plane, stored)
     return state
+
+
+def places_in_lanes(pool: Stored, plane: Plane) -> np.ndarray:
+    """Where each element of a block lies in its rows of 128 lanes.
+
+    One by one, as :mod:`pallas_kernels.lanes` says.
+
+    Returns:
+      ``[S, storage_width]`` places, counted in elements of the plane.
+    """
+    width, bits = storage_width(plane), max(element_bits(plane.dtype), 8)
+    at, slots = np.arange(width), np.arange(pool.block_entries)[:, None]
+    if any(plane.name == other.scale for other in pool.entry.planes):
+        per = 32 // bits
+        return (at // per * pool.block_entries + slots) * per + at % per
+    strip = math.gcd(pool.block_entries, 256 // bits)
+    row = slots // strip * strip * -(-width // 128) + slots % strip
+    return (row + at // 128 * strip) * 128 + at % 128
 
 
 def _logical(plane: Plane, stored: np.ndarray) -> np.ndarray:

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.choice import Kernel
 from pallas_kernels.compiled import layouts
-from pallas_kernels.compiled.layouts import FP8, CasePool
+from pallas_kernels.compiled.layouts import FP8, INT8, CasePool
 from pallas_kernels.dtypes import named_dtype
 from pallas_kernels.indexed_decode.api import selected_attention
 from pallas_kernels.indexer_scores.api import top_units
+from pallas_kernels.lanes import LANES, WORD, Lanes
 from pallas_kernels.paged_decode.api import paged_attention
 from pallas_kernels.source import Source
 from pallas_kernels.window_decode.api import window_attention
@@ -33,6 +34,7 @@ class Case:
       pool: the layout.
       group: query heads per KV head, or heads of the indexer.
       width: queries of a row in a step.
+      backends: what it is compiled for.
     """
 
     operation: str
@@ -40,6 +42,7 @@ class Case:
     pool: CasePool
     group: int
     width: int
+    backends: tuple[str, ...] = ("tpu", "gpu")
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
@@ -51,34 +54,34 @@ class Case:
         """Of the first plane."""
         return self.pool.entry.planes[0].dtype
 
-    @property
-    def layer_bytes(self) -> int:
+    def planes(self, backend: str) -> dict[str, jax.ShapeDtypeStruct]:
+        """The arrays of the pool, as a backend has them."""
+        found = {}
+        for plane in self.pool.entry.planes:
+            block, dtype = (self.pool.block_entries, plane.width), plane.dtype
+            if backend == "tpu":
+                lanes = Lanes.of(self.pool, plane)
+                block = (lanes.rows, LANES)
+                dtype = WORD.name if lanes.turned else dtype
+            shape = (LAYERS, BLOCKS, *block)
+            found[plane.name] = jax.ShapeDtypeStruct(shape, named_dtype(dtype))
+        return found
+
+    def layer_bytes(self, backend: str) -> int:
         """Bytes of one layer of the smallest plane of keys and values.
 
         A copy of so much must show.
         """
-        entry = self.pool.entry
-        return min(
-            BLOCKS
-            * self.pool.block_entries
-            * plane.width
-            * named_dtype(plane.dtype).itemsize
-            for plane in (*entry.key_planes, *entry.value_planes)
-        )
+        entry, planes = self.pool.entry, self.planes(backend)
+        arrays = [planes[p.name] for p in (*entry.key_planes, *entry.value_planes)]
+        return min(array.size // LAYERS * array.dtype.itemsize for array in arrays)
 
-    def program(self, kernel: Kernel) -> tuple[Callable, tuple]:
+    def program(self, kernel: Kernel, backend: str) -> tuple[Callable, tuple]:
         """The read as a function of arrays, and the shapes of those."""
         entry, shape = self.pool.entry, jax.ShapeDtypeStruct
         key = sum(plane.dim for plane in entry.key_planes)
         each = (ROWS, self.width)
         heads = () if self.ranks else (entry.key_planes[0].heads,)
-        planes = {
-            plane.name: shape(
-                (LAYERS, BLOCKS, self.pool.block_entries, plane.width),
-                named_dtype(plane.dtype),
-            )
-            for plane in entry.planes
-        }
         arguments = {
             "query": shape((*each, *heads, self.group, key), jnp.float32),
             "table": shape((ROWS, COLUMNS), jnp.int32),
@@ -90,7 +93,7 @@ class Case:
             arguments["weights"] = shape((*each, self.group), jnp.float32)
         if self.operation == "indexed_decode":
             arguments["selected"] = shape((*each, 1, SELECTED), jnp.int32)
-        return functools.partial(_read, self, kernel), (planes, arguments)
+        return functools.partial(_read, self, kernel), (self.planes(backend), arguments)
 
     @property
     def ranks(self) -> bool:
@@ -125,7 +128,7 @@ def _read(case: Case, kernel: Kernel, planes, arguments):
 
 
 def cases() -> tuple[Case, ...]:
-    """All of them: decoding in every dtype, and chunks of 16 tokens in bfloat16."""
+    """All of them: decoding in every dtype, and chunks of 16 tokens in some."""
     ordered, every = ("window_decode", "paged_decode"), ("bfloat16", "float32", FP8)
     selected, ranked = ("paged_decode", "indexed_decode"), ("indexer_scores",)
     attended = (*ordered, "indexed_decode")
@@ -136,10 +139,27 @@ def cases() -> tuple[Case, ...]:
             ("8 heads of 64", layouts.heads(8, 64, dtype), 8, ordered),
             ("1 head of 256", layouts.heads(1, 256, dtype), 4, ordered),
             ("shared row of 512", layouts.shared_row(512, dtype), 64, selected),
-            ("latent 512 + 128", layouts.latent(dtype), 128, selected),
+            ("latent 512 + 128", layouts.latent(128, dtype), 128, selected),
             ("index key of 128", layouts.index_key(dtype), 64, ranked),
         ):
             for operation in operations:
                 for width in (1, 16) if dtype == "bfloat16" else (1,):
                     found.append(Case(operation, name, pool, group, width))
+    # Of widths that are no whole tiles: padded on TPUs.
+    for name, pool, group, operations in (
+        *(
+            each
+            for dtype in every
+            for each in (
+                ("1 head of 64", layouts.heads(1, 64, dtype), 8, ordered),
+                ("latent 512 + 64", layouts.latent(64, dtype), 128, selected),
+                ("row of 448 + 64", layouts.two_parts(64, dtype), 64, selected),
+                ("16 of 448 + 64", layouts.two_parts(16, dtype), 64, selected),
+            )
+        ),
+        ("row of 448 + 64", layouts.two_parts(128, FP8, 1), 64, ("window_decode",)),
+        ("8 heads of 128", layouts.heads(8, 128, INT8), 4, attended),
+        ("8 heads of 64", layouts.heads(8, 64, INT8), 8, ordered),
+    ):
+        found += [Case(read, name, pool, group, 1, ("tpu",)) for read in operations]
     return tuple(found)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-FP8 = "float8_e4m3fn"
+FP8, INT8 = "float8_e4m3fn", "int8"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +60,8 @@ class CasePool:
 
 
 def heads(count: int, dim: int, dtype: str) -> CasePool:
-    """Keys and values of some KV heads, with a scale for each head if they are FP8."""
-    if dtype != FP8:
+    """Keys and values of some KV heads, with a scale for each head in 8 bits."""
+    if dtype not in (FP8, INT8):
         planes = tuple(CasePlane(name, count, dim, dtype) for name in "kv")
     else:
         planes = tuple(
@@ -81,10 +81,31 @@ def shared_row(dim: int, dtype: str) -> CasePool:
     return CasePool(entry, block_tokens=256, entry_tokens=4)
 
 
-def latent(dtype: str) -> CasePool:
+def two_parts(entries: int, dtype: str, entry_tokens: int = 4) -> CasePool:
+    """Entries that are key and value, 448 elements and 64 rotated ones (DeepSeek-V4).
+
+    In FP8 a power of two scales every 64 of the 448.
+
+    Args:
+      entries: of a block.
+      dtype: of the 448.
+      entry_tokens: that an entry stands for.
+    """
+    parts = (CasePlane("k", 1, 448, dtype), CasePlane("r", 1, 64, dtype))
+    if dtype == FP8:
+        parts = (
+            CasePlane("k", 1, 448, dtype, scale="s", run=64),
+            CasePlane("s", 1, 8, "float8_e8m0fnu"),
+            CasePlane("r", 1, 64, "bfloat16"),
+        )
+    entry = CaseEntry(parts, ("k", "r"), ("k", "r"))
+    return CasePool(entry, entries * entry_tokens, entry_tokens)
+
+
+def latent(rope: int, dtype: str) -> CasePool:
     """A latent, and the part of the key that is rotated (DeepSeek-V3)."""
-    rope = CasePlane("rope", 1, 128, "bfloat16" if dtype == FP8 else dtype)
-    planes = (*_scaled("latent", 512, dtype), rope)
+    rotated = CasePlane("rope", 1, rope, "bfloat16" if dtype == FP8 else dtype)
+    planes = (*_scaled("latent", 512, dtype), rotated)
     return CasePool(CaseEntry(planes, ("latent", "rope"), ("latent",)))
 
 

@@ -46,16 +46,22 @@ def compile_all(
 
     Args:
       target: accelerator.
-      cases: reads.
+      cases: reads; those for other backends are left out.
       wanted: as for ``choice.choose``.
 
     Returns:
       What came of each, and the seconds it took.
     """
+    backend = _backend(target)
     with process() as executor:
         yield from executor.map(
-            functools.partial(compile_one, target, wanted=wanted), cases
+            functools.partial(compile_one, target, wanted=wanted),
+            [case for case in cases if backend in case.backends],
         )
+
+
+def _backend(target: str) -> str:
+    return {"tpu": "tpu", "cuda": "gpu"}[platform_of(target)]
 
 
 def compile_one(target: str, case: Case, wanted: str = "auto") -> tuple[Outcome, float]:
@@ -72,7 +78,7 @@ def compile_one(target: str, case: Case, wanted: str = "auto") -> tuple[Outcome,
     Raises:
       ValueError: if the kernel asked for does not accept the layout.
     """
-    backend = {"tpu": "tpu", "cuda": "gpu"}[platform_of(target)]
+    backend = _backend(target)
     kernel = choose(case.operation, case.pool, backend=backend, wanted=wanted)
     outcome = Outcome(
         target,
@@ -83,13 +89,14 @@ def compile_one(target: str, case: Case, wanted: str = "auto") -> tuple[Outcome,
         kernel.implementation,
     )
     try:
-        compiled, seconds = compile_for(target, *case.program(kernel))
+        compiled, seconds = compile_for(target, *case.program(kernel, backend))
     except Exception as error:  # the compiler's errors have no common class
         refused = dataclasses.replace(outcome, refusal=str(error).splitlines()[0])
         return refused, 0.0
-    memory, moves = compiled.memory_analysis(), large_moves(compiled, case.layer_bytes)
+    memory, layer = compiled.memory_analysis(), case.layer_bytes(backend)
+    moves = large_moves(compiled, layer)
     temporary = 0 if memory is None else memory.temp_size_in_bytes
-    if temporary >= case.layer_bytes and not moves:
+    if temporary >= layer and not moves:
         # Fused with something else, for example a conversion.
         moves = (f"{temporary:,} bytes, as much as a layer",)
     found = dataclasses.replace(outcome, temporary_bytes=temporary, moves=moves)

@@ -137,4 +137,5 @@ def _kernel(
             for n in range(g, each, groups):
                 found = jnp.where(at // group == n // groups, own[n : n + 1], found)
             seen.append(found != 0)
-        attend.step(running, query, places.loaded(refs), seen, alive != 0)
+        lie = [lying(strips[b, j * count + n]) for n in range(count)]
+        attend.step(running, query, places.loaded(refs, lie), seen, alive != 0)

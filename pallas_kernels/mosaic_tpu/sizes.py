@@ -3,10 +3,9 @@
 import dataclasses
 import math
 
-from pallas_kernels.dtypes import element_bits
+from pallas_kernels.lanes import LANES, Lanes
 from pallas_kernels.stored import Stored, read_planes
 
-LANES = 128
 SUBLANES = 8
 
 # Half of what the compiler grants a kernel on the smallest generations (16 MiB on v5e
@@ -15,8 +14,6 @@ _VMEM_BYTES = 8 << 20
 # Enough for a step to take longer than its overhead of about a third of a microsecond.
 _STEP_BYTES = 512 << 10
 _MOST_BLOCKS = 8
-# A tile has 8 rows of 4 bytes, or more of narrower elements.
-_TILE_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +39,11 @@ class BlockSizes:
 
 def strip_entries(stored: Stored) -> int:
     """Entries of the smallest part of a block that is whole tiles of every plane."""
-    bits = min(element_bits(plane.dtype) for plane in read_planes(stored.entry))
-    return math.gcd(stored.block_entries, 8 * _TILE_BYTES // bits)
+    size = max(
+        Lanes.of(stored, plane).tile
+        for plane in (*stored.entry.key_planes, *stored.entry.value_planes)
+    )
+    return math.gcd(stored.block_entries, size)
 
 
 def fitting(stored: Stored, entries: int | None = None) -> BlockSizes:
@@ -55,10 +55,8 @@ def fitting(stored: Stored, entries: int | None = None) -> BlockSizes:
     """
     entry = stored.entry
     entries = stored.block_entries if entries is None else entries
-    block = entries * sum(
-        -(-plane.width // LANES) * LANES * element_bits(plane.dtype) // 8
-        for plane in read_planes(entry)
-    )
+    block = sum(Lanes.of(stored, plane).nbytes for plane in read_planes(entry))
+    block = block * entries // stored.block_entries
     blocks = min(max(_STEP_BYTES // block, 1), _MOST_BLOCKS)
     key, value = (
         sum(-(-plane.dim // LANES) * LANES for plane in planes)

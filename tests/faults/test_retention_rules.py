@@ -268,7 +268,9 @@ def test_the_cost_is_what_hits_run_again_where_nothing_grows(kinds, policy):
     plans = [session.match([*BASE[:n], 0]) for n in range(2, len(BASE) + 1, 2)]
     hits = [plan for plan in plans if plan.claimed_length == plan.num_tokens - 1]
     again = [plan.claimed_length - plan.start for plan in hits]
-    cost = retention_cost(model.plan.spec, model.plan.policy, len(BASE))
+    plan = model.plan
+    sizes = [pool.block_bytes for pool in plan.spec.pools]
+    cost = retention_cost(plan.spec, plan.policy, len(BASE), sizes)
     assert cost.deepest_hit == max((plan.claimed_length for plan in hits), default=0)
     assert cost.most_replayed == max(again, default=0)
     assert cost.mean_replayed == pytest.approx(sum(again) / max(len(again), 1))

@@ -149,11 +149,11 @@ def test_no_batch_is_filled_before_the_last_one_was_read(monkeypatch):
     transfer, reading, batches = session.prefixes._outer._transfer, [], []
     place, wait = transfer._place, jax.block_until_ready
 
-    def placed(memory, ids, count, blocks):
+    def placed(pool, memory, ids, count, blocks):
         assert not reading
         reading.append(blocks)
         batches.append(ids)
-        return place(memory, ids, count, blocks)
+        return place(pool, memory, ids, count, blocks)
 
     def waited(tree):
         reading.clear()

@@ -28,9 +28,11 @@ from test_selected_reads import (
 )
 
 from hybridcache_jax.entry import Entry, Plane
-from hybridcache_jax.planes import to_storage
+from hybridcache_jax.planes import storage_dtype, to_storage
+from hybridcache_jax.testing.audit import places_in_lanes
 from pallas_kernels.indexed_decode import mosaic_tpu as indexed
 from pallas_kernels.indexer_scores import mosaic_tpu as indexer
+from pallas_kernels.lanes import Lanes
 from pallas_kernels.merge import merge
 from pallas_kernels.mosaic_tpu import turns
 from pallas_kernels.mosaic_tpu.schedule import held, lying
@@ -123,7 +125,8 @@ def check_selected(layout, groups, case, absent, interpret: Any = True):
         ],
         axis=2,
     )
-    near = 1e-2 if drawn.pool.entry.planes[0].dtype == "bfloat16" else 1e-5
+    dtypes = {plane.dtype for plane in drawn.pool.entry.key_planes}
+    near = 1e-2 if "bfloat16" in dtypes else 1e-5
     np.testing.assert_allclose(got, want, atol=near * max(1, abs(want).max()))
     nothing = np.broadcast_to(~seen.any(axis=3)[..., None], (*part.m.shape[:3], 1))
     nothing = np.broadcast_to(nothing, part.m.shape)
@@ -134,12 +137,16 @@ def check_selected(layout, groups, case, absent, interpret: Any = True):
 def poison(drawn, dead):
     """NaN where no query reads; ``dead`` is ``[B, N]``."""
     size = drawn.pool.block_entries
-    for name, array in drawn.planes.items():
-        array = np.array(array)
+    for plane in drawn.pool.entry.planes:
+        array = np.array(drawn.planes[plane.name])
+        flat = array.reshape(*array.shape[:2], -1)
+        flat = flat.view(storage_dtype(plane.dtype, "cpu"))
+        places = places_in_lanes(drawn.pool, plane)
         for row, number in zip(*np.nonzero(dead & ~drawn.lost), strict=True):
-            where = 1, drawn.table[row, number // size], number % size
-            array[where].view("uint8")[...] = 0xFF
-        drawn.planes[name] = jnp.asarray(array)
+            block = flat[1, drawn.table[row, number // size]].view("uint8")
+            block = block.reshape(-1, flat.dtype.itemsize)
+            block[places[number % size]] = 0xFF
+        drawn.planes[plane.name] = jnp.asarray(array)
 
 
 @functools.partial(jax.jit, static_argnames=("name", "interpret"))
@@ -186,14 +193,14 @@ def check_ranked(name, history, interpret: Any = True):
     weights = random.integers(-1, 4, (HISTORIES, WIDTH, HEADS))
     keys = random.integers(-1, 2, (HISTORIES, length, DIM))
     scales = 2.0 ** random.integers(-1, 2, (HISTORIES, length, 1))
-    memory = {}
+    memory, pool = {}, twin.Pool(entry, layout[0] * choice.size, layout[0])
     for plane in entry.planes:
         logical = scales if plane.name == "s" else keys
         array = paged(history, logical, *layout)
         if plane.dtype == "int8":
             array = jnp.where(jnp.isnan(array), 100, array)
         array = array.astype(plane.dtype)[..., None, :]
-        stored = to_storage(plane, array, "cpu")
+        stored = Lanes.of(pool, plane).block(to_storage(plane, array, "cpu"))
         memory[plane.name] = jnp.stack([jnp.zeros_like(stored), stored])
     if "s" in memory:
         keys = keys * scales

@@ -186,8 +186,8 @@ def copies(layout: str) -> list:
     found = []
     transfer = Transfer(plan)
     for compiled in (
-        transfer._take.lower(memory, ids, count).compile(),
-        transfer._place.lower(memory, ids, count, batch).compile(),
+        transfer._take.lower(0, memory, ids, count).compile(),
+        transfer._place.lower(0, memory, ids, count, batch).compile(),
     ):
         needs = compiled.memory_analysis()
         assert needs is not None

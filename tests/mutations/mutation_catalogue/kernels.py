@@ -10,6 +10,7 @@ _FETCHED = (
     "tests/kernels/test_mosaic_tpu.py::"
     "test_only_blocks_that_a_query_reaches_are_fetched",
 )
+_LANES = "tests/core/test_lanes.py::test_entries_lie_where_they_should"
 _SELECTED = "tests/kernels/test_mosaic_tpu_selected.py::"
 _REGISTERS = ("tests/kernels/test_mosaic_gpu_fragments.py",)
 _COPIED = (
@@ -25,6 +26,30 @@ KERNELS = (
         "values = values.astype(_product_dtype(plane))",
         "what was never written reaches an output by way of 0 times NaN",
         _HISTORIES,
+    ),
+    _Mutation(
+        "dead-scales-weighted",
+        "mosaic_tpu/entries.py",
+        "scaled = jnp.where(weights == 0, 0.0, weights * scales)",
+        "scaled = weights * scales",
+        "scales that were never written reach an output by way of 0 times NaN",
+        _HISTORIES,
+    ),
+    _Mutation(
+        "scales-of-the-next-run",
+        "mosaic_tpu/entries.py",
+        "code = (code >> (bits * (number % per))) & 0xFF",
+        "code = (code >> (bits * ((number + 1) % per))) & 0xFF",
+        "values are multiplied by the scales of others",
+        _HISTORIES,
+    ),
+    _Mutation(
+        "strips-of-the-whole-block",
+        "lanes.py",
+        "row = slots // size * (size * self.pieces) + piece * size + slots % size",
+        "row = piece * self.entries + slots",
+        "an entry is written where another one is read",
+        (_LANES,),
     ),
     _Mutation(
         "lost-blocks-read",
