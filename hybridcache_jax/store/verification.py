@@ -107,8 +107,9 @@ def verify(
       store: which.
       quarantine: whether what is damaged moves to the folder ``quarantine``, where
         nobody looks for it: records of which one byte is wrong, and packs of which one
-        is, unless a whole record needs other bytes of them.  Manifests of other
-        formats and names that are not the library's stay.
+        is, unless a whole record needs other bytes of them.  What was written anew
+        meanwhile is found whole just before, and stays, as do manifests of other
+        formats and names that are not the library's.
       on_progress: told ``("reading manifests", done, total)`` and
         ``("reading packs", done, total)``.
       threads: how many objects are read at once; each pack takes up to 64 MiB.
@@ -155,20 +156,23 @@ def verify(
     problems += _waiting(links, damaged)
     moved: list[str] = []
     if quarantine:
-        needed = {
-            pack
-            for pack, all_of_it in places.items()
-            if any(place.record not in damaged for place in all_of_it)
-        }
         moved += [
             name
             for name in sorted(damaged - set(bad_packs))
-            if _move(store, name, is_pack=False)
+            if not _is_whole_record(store, name) and _move(store, name)
         ]
+        gone = set(moved)
+        needed = {
+            pack
+            for pack, all_of_it in places.items()
+            if any(place.record not in gone for place in all_of_it)
+        }
         moved += [
             name
             for name in bad_packs
-            if name not in needed and _move(store, name, is_pack=True)
+            if name not in needed
+            and not _is_whole_pack(store, name)
+            and _move(store, name)
         ]
     unique = dict.fromkeys(problems)
     return Verification(len(links), read, nbytes, tuple(unique), tuple(moved))
@@ -231,12 +235,34 @@ def _waiting(links: dict[str, _Link], damaged: set[str]) -> Iterable[Problem]:
             yield Problem(name, "the record that it goes on from is not there", False)
 
 
-def _move(store: PrefixStore, name: str, *, is_pack: bool) -> bool:
-    """Moves an object, unless it is whole by now."""
+def _is_whole_record(store: PrefixStore, name: str) -> bool:
+    """Whether a record was written anew since it was found damaged, blocks and all."""
+    for _, _, found in read_manifests(store, [name]):
+        if isinstance(found, Unread):
+            return found.newer
+        places = [each for part in found.every_part for each in _places(name, part)]
+        return not record_problems(name, found) and all(
+            _is_whole_block(store, pack, place) for pack, place in places
+        )
+    return False
+
+
+def _is_whole_block(store: PrefixStore, pack: str, place: _Place) -> bool:
+    try:
+        data = store.get(pack, place.start, place.stop)
+    except ShortObjectError:
+        return False
+    return data is not None and block_digest(data) == place.digest
+
+
+def _is_whole_pack(store: PrefixStore, name: str) -> bool:
+    data = store.get(name)
+    return data is not None and pack_digest(data) == digest_in(name)
+
+
+def _move(store: PrefixStore, name: str) -> bool:
     data = store.get(name)
     if data is None:
-        return False
-    if is_pack and pack_digest(data) == digest_in(name):
         return False
     store.put(f"{QUARANTINE}/{name}", data)
     store.delete(name)

@@ -297,3 +297,19 @@ def test_what_goes_away_meanwhile_is_no_damage():
 
         store.at, store.then = at, collected
         assert verify(store, quarantine=True).sound
+
+
+@pytest.mark.parametrize("folder", ["records/", "packs/"])
+def test_what_was_written_anew_since_it_was_found_damaged_stays(folder):
+    store = Watched()
+    write(store, TOKENS)
+    (name,) = store.names(folder)
+    whole = dict(store.objects)
+    store.objects[name] = whole[name][:-1] + bytes([whole[name][-1] ^ 1])
+    # After the last look at both: whether what is named there is there.
+    plain = copied(store)
+    assert verify(plain).problems
+    store.at, store.then = -1 - plain.at, lambda: store.objects.update(whole)
+    found = verify(store, quarantine=True)
+    assert (found.sound, found.moved) == (False, ())
+    assert store.objects == whole
