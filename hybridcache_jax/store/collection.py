@@ -20,13 +20,14 @@ from hybridcache_jax.store.inventory import (
     record_name,
     take_inventory,
 )
+from hybridcache_jax.store.keys import KEY_BYTES
 from hybridcache_jax.store.manifest import Manifest
 from hybridcache_jax.store.parallel import in_order
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import FOLDER as RECORDS
 from hybridcache_jax.store.selection import TotalBytes, ancestors, choose
 from hybridcache_jax.store.sizes import OnProgress, pack_sizes
-from hybridcache_jax.store.sweeps import read_notes, write_note
+from hybridcache_jax.store.sweeps import MOST_NOTED, read_notes, write_note
 from hybridcache_jax.store.ticks import (
     forget_marks,
     last_used,
@@ -118,7 +119,14 @@ def collect(
     kept = [record for record in inventory.records if record.name not in gone]
     if not dry_run:
         # A manifest of a tick that is yet to come is as old as from its first run on.
-        ahead = [r.key for r in kept if r.written > now and r.used == now]
+        # What no look-up finds has no mark: its key may be no part of a name.
+        ahead = [
+            record.key
+            for record in kept
+            if record.written > now
+            and record.used == now
+            and len(record.key) == KEY_BYTES
+        ]
         mark_used(store, ahead, now)
     swept, noted = run.sweep(kept, notes)
     nbytes = None if quota is None else TotalBytes(kept, sizes).nbytes
@@ -205,7 +213,8 @@ class _Run:
         unused = self.inventory.packs - named
         swept = {pack: before[pack] for pack in sorted(unused & before.keys())}
         least = {p: size for record in records for p, size in record.packs.items()}
-        left = [{pack: least.get(pack, 0)} for pack in sorted(unused - swept.keys())]
+        rest = sorted(unused - swept.keys())[:MOST_NOTED]
+        left = [{pack: least.get(pack, 0)} for pack in rest]
         noted = pack_sizes(self.store, left, threads=self.threads)
         if self.dry_run:
             return swept, noted

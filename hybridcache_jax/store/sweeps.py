@@ -11,10 +11,20 @@ import re
 
 import msgspec
 
-from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.prefix_store import (
+    LargeObjectError,
+    PrefixStore,
+    read_at_most,
+)
 from hybridcache_jax.store.ticks import written
 
 SWEEPS = "sweeps"
+
+MOST_NOTED = 100_000
+"""Packs in a note; those beyond are noted by later runs."""
+
+# More than a note of so many can have: a name has 51 bytes, a size 9.
+_MOST_BYTES = 2**23
 
 _NOTE = re.compile(rf"{SWEEPS}/([0-9]{{12}})")
 _PACKS = msgspec.msgpack.Decoder(dict[str, int])
@@ -26,7 +36,7 @@ def write_note(store: PrefixStore, tick: int, packs: dict[str, int]) -> str:
     Args:
       store: where they are.
       tick: of this run.
-      packs: name to bytes.
+      packs: name to bytes, at most ``MOST_NOTED``.
 
     Returns:
       The name of the note.
@@ -37,17 +47,20 @@ def write_note(store: PrefixStore, tick: int, packs: dict[str, int]) -> str:
 
 
 def read_notes(store: PrefixStore) -> dict[str, dict[str, int]]:
-    """All notes by name: packs and their bytes.  A damaged note says nothing."""
+    """All notes by name: packs and their bytes.
+
+    A note that is damaged, or larger than any that is written, says nothing, to writers
+    and collectors alike: no pack goes for it, and the next run deletes it.
+    """
     notes: dict[str, dict[str, int]] = {}
     for name in store.names(SWEEPS + "/"):
         if not _NOTE.fullmatch(name):
             continue
-        data = store.get(name)
-        if data is None:
-            continue
         try:
-            notes[name] = _PACKS.decode(data)
-        except msgspec.MsgspecError:
+            data = read_at_most(store, name, _MOST_BYTES)
+            if data is not None:
+                notes[name] = _PACKS.decode(data)
+        except (LargeObjectError, msgspec.MsgspecError):
             notes[name] = {}
     return notes
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kept_records import GRID, CutError, Watched, copied, cut, length_read, write
 from test_manifest import sealed
 
+from hybridcache_jax.store import collection, sweeps
 from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.manifest import decode, encode
 from hybridcache_jax.store.pack import GonePackError
@@ -539,3 +540,50 @@ def test_a_rule_that_is_none_is_refused(rule):
     with pytest.raises(ValueError, match="must be positive"):
         collect(store, **rule)
     assert store.objects == {}
+
+
+@pytest.mark.parametrize("key", [b"", b"x" * 200])
+def test_a_key_that_is_none_stops_no_run(key):
+    """As the mark of a record that claims to be of a tick that is yet to come."""
+    store = Watched()
+    record = msgspec.structs.replace(write(store, WARM), key=key, age=10**9)
+    store.objects["records/" + "/".join([32 * "0"] * 3)] = encode(record)
+    for _ in range(2):
+        assert collect(store, keep_ticks=1).unread == ()
+    assert tick(store) == 2
+    assert set(store.names("used/")) == set()
+
+
+def left_behind():
+    """A store with a record and two packs that nobody names."""
+    store = Watched()
+    write(store, WARM)
+    left = []
+    for name, data in list(store.objects.items()):
+        if name.startswith("packs/"):
+            left = [f"{name}-7", f"{name}-8"]
+            store.objects.update(dict.fromkeys(left, data))
+    return store, left
+
+
+def test_a_note_of_any_size_is_not_read_and_takes_nothing_along(monkeypatch):
+    store, left = left_behind()
+    collect(store)
+    (note,) = store.names("sweeps/")
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps, "_MOST_BYTES", len(store.objects[note]) - 1)
+        assert noted_packs(store) == frozenset()
+        done = collect(store)
+    assert (done.swept, sorted(done.noted)) == ({}, left)
+    # It is gone, and what the run noted in its place counts.
+    assert note not in store.objects
+    assert sorted(collect(store).swept) == left
+
+
+def test_what_a_note_has_no_room_for_is_noted_by_the_next_run(monkeypatch):
+    store, left = left_behind()
+    monkeypatch.setattr(collection, "MOST_NOTED", 1)
+    runs = [collect(store) for _ in range(3)]
+    assert [sorted(done.noted) for done in runs] == [left[:1], left[1:], []]
+    assert [sorted(done.swept) for done in runs] == [[], left[:1], left[1:]]
+    assert length_read(store, WARM) == len(WARM)

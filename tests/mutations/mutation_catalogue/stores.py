@@ -5,6 +5,7 @@ from .record import Mutation
 _LEFTOVERS = "tests/store/test_leftovers.py::"
 _POWER = "tests/store/test_lost_power.py::"
 _DAMAGE = "tests/store/test_damaged_records.py::"
+_KEEPING = "tests/store/test_collection.py::"
 _SNAPSHOTS = "tests/store/test_snapshots.py::"
 
 STORES = (
@@ -106,6 +107,52 @@ STORES = (
         (
             "tests/faults/test_adopted_claims.py::"
             "test_no_more_is_claimed_than_a_reader_believes",
+        ),
+    ),
+    Mutation(
+        "marks-of-any-key",
+        "store/collection.py",
+        "            and len(record.key) == KEY_BYTES\n",
+        "",
+        "one manifest stops every run of the collector for ever",
+        (_KEEPING + "test_a_key_that_is_none_stops_no_run",),
+    ),
+    Mutation(
+        "notes-of-any-size",
+        "store/sweeps.py",
+        "data = read_at_most(store, name, _MOST_BYTES)",
+        "data = store.get(name)",
+        "memory for a note of any size is asked for",
+        (_KEEPING + "test_a_note_of_any_size_is_not_read_and_takes_nothing_along",),
+    ),
+    Mutation(
+        "notes-without-an-end",
+        "store/collection.py",
+        "sorted(unused - swept.keys())[:MOST_NOTED]",
+        "sorted(unused - swept.keys())",
+        "a note is written that nobody reads",
+        (_KEEPING + "test_what_a_note_has_no_room_for_is_noted_by_the_next_run",),
+    ),
+    Mutation(
+        "healed-records-moved",
+        "store/verification.py",
+        "if not _is_whole_record(store, name) and _move(store, name)",
+        "if _move(store, name)",
+        "a record that was written anew meanwhile goes into quarantine",
+        (
+            "tests/store/test_verification.py::"
+            "test_what_was_written_anew_since_it_was_found_damaged_stays",
+        ),
+    ),
+    Mutation(
+        "blocks-of-healed-records-not-compared",
+        "store/verification.py",
+        "return data is not None and block_digest(data) == place.digest",
+        "return data is not None",
+        "a record of damaged blocks stays where it is found",
+        (
+            "tests/store/test_verification.py::"
+            "test_any_flip_or_cut_is_found_and_does_not_come_back",
         ),
     ),
     Mutation(
