@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from pallas_kernels.compiled.accelerators import TPUS
+from pallas_kernels.compiled.cases import cases
 from pallas_kernels.compiled.environment import ENVIRONMENT
 from pallas_kernels.compiled.matrix import WANTED
 from pallas_kernels.compiled.outcomes import Outcome, Outcomes, keep, kept
 from pallas_kernels.compiled.table import WRITTEN, markdown
 from pallas_kernels.compiled.targets import missing
+from pallas_kernels.contracts import KERNELS
 
 ROOT = Path(__file__).parents[2]
 # Decoding in bfloat16; every read for one TPU and one GPU, whole histories for others.
@@ -70,14 +73,23 @@ def test_what_is_kept_is_true(target):
         assert outcome.temporary_bytes < known[name].temporary_bytes + 2**20, outcome
 
 
-def test_the_table_was_made_from_what_is_kept():
+def test_what_is_kept_has_every_case_and_its_table_was_made_from_it():
     outcomes = kept()
     assert WRITTEN.read_text() == markdown(outcomes)
+    wanted = {
+        (target, *case.identity)
+        for target in WANTED
+        for case in cases()
+        if ("tpu" if target in TPUS else "gpu") in case.backends
+    }
+    assert {(each.target, *each.case) for each in outcomes.outcomes} == wanted
 
 
 def test_every_kernel_compiles_and_copies_no_pool():
     by_kernel = [each for each in kept().outcomes if each.implementation != "xla"]
     assert [each for each in by_kernel if not each.good] == []
+    compiled = {(each.implementation, each.operation) for each in by_kernel}
+    assert compiled == {(name, read) for name in KERNELS for read in KERNELS[name]}
     # Queries of 16 positions are 20 MB at most, the smallest layer is 67 MB.
     assert max(each.temporary_bytes for each in by_kernel) < 20 * 2**20
 

@@ -1,4 +1,8 @@
-"""Whole decode steps with pools of gigabytes leave the pools where they are."""
+"""Whole decode steps with pools of gigabytes leave the pools where they are.
+
+``pytest -s tests/compiled/test_step.py`` prints what each takes.  Beside 6 GiB of pools
+that was 0 to 19 MB on v5e and v6e, and up to 60 MB on an H200, where plain XLA gathers.
+"""
 
 import pytest
 
@@ -27,6 +31,7 @@ def test_a_step_keeps_its_pools_in_place(name, target, kernels, monkeypatch):
         monkeypatch.setenv(variable, value)
     with process() as executor:
         made = executor.submit(compile_step, name, target, kernels=kernels).result()
+    print(name, target, made)
     assert made.moves == ()
     assert made.pools > 5 * 2**30
     assert made.aliased >= made.pools

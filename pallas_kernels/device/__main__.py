@@ -1,0 +1,74 @@
+"""``python -m pallas_kernels.device``: the kernels on the device that is here."""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import sys
+
+import jax
+
+from pallas_kernels.compiled.cases import cases
+from pallas_kernels.device import results, suite
+
+
+def main() -> int:
+    """Runs, prints, and returns 1 if something is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pallas_kernels.device", description=__doc__
+    )
+    parser.add_argument("--operation", action="append", help="default: all of them")
+    parser.add_argument("--layout", action="append", help="default: all of them")
+    parser.add_argument("--dtype", action="append", help="default: all of them")
+    parser.add_argument(
+        "--width", action="append", type=int, help="queries of a row, default: all"
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--write", action="store_true", help="keep the run: results.json, RESULTS.md"
+    )
+    options = parser.parse_args()
+    backend = jax.default_backend()
+    device = results.INTERPRETER if backend == "cpu" else jax.devices()[0].device_kind
+    chosen = [
+        case
+        for case in cases()
+        if not options.operation or case.operation in options.operation
+        if not options.layout or case.layout in options.layout
+        if not options.dtype or case.dtype in options.dtype
+        if not options.width or case.width in options.width
+    ]
+    found = []
+    for result in suite.run(chosen, backend):
+        found.append(result)
+        if not options.json:
+            print(_line(result), flush=True)
+    made = results.Run(
+        device=device,
+        backend=backend,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        versions={name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
+        results=tuple(found),
+    )
+    if options.json:
+        print(json.dumps(dataclasses.asdict(made)))
+    if options.write:
+        results.keep(made)
+        results.WRITTEN.write_text(results.markdown(results.kept()))
+    return 0 if found and all(result.good for result in found) else 1
+
+
+def _line(result: results.Result) -> str:
+    words = f"{result.operation:15}{result.layout:20}{result.dtype:14}{result.width:3}"
+    words += f" {result.implementation:11} error {result.error:.1e}"
+    if result.seconds and result.xla_seconds:
+        speed = result.nbytes / result.seconds / 1e9
+        times = result.xla_seconds / result.seconds
+        words += f", {speed:.0f} GB/s, XLA takes {times:.2f} times as long"
+    return words + ("" if result.good else "  WRONG")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
