@@ -157,9 +157,15 @@ class Machine:
         self.streams: list[list[int]] = random.integers(0, toy.VOCAB, shape).tolist()
 
     def set_cost(self) -> None:
-        """Plans weigh by the oracle's rates: a byte costs the same wherever it lies."""
-        token, byte = self.oracle.store.rates
-        self.prefixes.cost = CostModel(token, byte, store_seconds_per_byte=byte)
+        """Plans weigh by the oracle's rates."""
+        rates = self.oracle.store.rates
+        self.prefixes.cost = CostModel(
+            rates.token,
+            rates.byte,
+            seconds_per_load=rates.load,
+            store_seconds_per_byte=rates.stored_byte,
+            store_seconds_per_load=rates.stored_load,
+        )
 
     @property
     def saved(self) -> collections.Counter:
@@ -168,8 +174,11 @@ class Machine:
 
     def restart(self) -> None:
         """The process ends; another one has nothing but what lies in the store."""
-        self._saved = self.saved
+        self._saved, rates = self.saved, self.oracle.store.rates
         self._begin()
+        # The machine is as fast as before.
+        self.oracle.store.rates = rates
+        self.set_cost()
 
     def _begin(self) -> None:
         model, (grids, known) = self.model, self._grids

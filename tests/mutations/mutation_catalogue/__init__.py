@@ -88,6 +88,7 @@ MACHINE = {
             "requests-share-records",
             "loads-forget-where-blocks-lie",
             "claims-not-checked-before-a-save",
+            "store-begins-like-memory",
         ),
         Soaked(store=True),
     ),

@@ -122,6 +122,7 @@ def _cold_row(
         start=0,
         kept=(),
         loads=((),) * pools,
+        far=0,
         claimed=0,
         held=(),
         claims=((),) * pools,

@@ -195,6 +195,7 @@ def planned(
     )
     loads = tuple(tuple(numbers.tolist()) for numbers in plan.loads)
     m.same(f"{what}: loads", loads, expected.loads)
+    m.same(f"{what}: from the store", plan.bytes_from_store, expected.far)
     if who.shares:
         m.same(f"{what}: claimed length", plan.claimed_length, expected.claimed)
         held = tuple(report.held for report in plan.forms)

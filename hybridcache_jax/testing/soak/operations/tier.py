@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Powers of two: costs are exact, and equal ones are met.
 _BYTE_RATES = (0.0, 2.0**-13, 2.0**-11, 2.0**-9, 2.0**-6)
+_LOAD_RATES = (0.0, 0.0, 0.5, 4.0)
 
 
 def load(m: "Machine", a: int, b: int, c: int) -> bool:
@@ -92,8 +93,14 @@ def cancel(m: "Machine", a: int, b: int, c: int) -> bool:
 
 
 def set_cost(m: "Machine", a: int, b: int, c: int) -> bool:
-    """The tier becomes faster or slower."""
-    rates = Rates(1.0, _BYTE_RATES[a % len(_BYTE_RATES)])
+    """The tier becomes faster or slower, and so does the store."""
+    rates = Rates(byte=_BYTE_RATES[a % len(_BYTE_RATES)])
+    if m.objects is not None:
+        rates = rates._replace(
+            stored_byte=_BYTE_RATES[b % len(_BYTE_RATES)],
+            load=_LOAD_RATES[c % len(_LOAD_RATES)],
+            stored_load=_LOAD_RATES[c // 8 % len(_LOAD_RATES)],
+        )
     m.oracle.store.rates = rates
     m.set_cost()
     return True

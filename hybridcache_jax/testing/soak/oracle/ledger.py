@@ -186,6 +186,7 @@ class Expected:
       start: first position to run.
       kept: pools that a replay goes on from, with what ``start`` requires of them.
       loads: per pool, numbers of the blocks that must be loaded first.
+      far: bytes of those that lie in the store alone.
       claimed: deepest resume point that the store claims below the last token.
       held: per pool, whether all that ``claimed`` requires is on the device.
       claims: per pool and block number, what is claimed.
@@ -200,6 +201,7 @@ class Expected:
     start: int
     kept: tuple[int, ...]
     loads: tuple[tuple[int, ...], ...]
+    far: int
     claimed: int
     held: tuple[bool, ...]
     claims: Claimed

@@ -17,10 +17,21 @@ Kept = tuple[int, ...]
 
 
 class Rates(NamedTuple):
-    """What running a token and loading a byte cost."""
+    """What running and loading cost.
 
-    token: float
-    byte: float
+    Attributes:
+      token: running one.
+      byte: loading one from host memory.
+      stored_byte: loading one that lies in the store alone.
+      load: any load, whatever it brings.
+      stored_load: one that brings something from the store, if that is more.
+    """
+
+    token: float = 1.0
+    byte: float = 0.0
+    stored_byte: float = 0.0
+    load: float = 0.0
+    stored_load: float = 0.0
 
 
 class Way(NamedTuple):
@@ -33,6 +44,7 @@ class Way(NamedTuple):
       shallow: the resume point, negative.
       keeps: how many pools a replay goes on from.
       start: first position to run.
+      far: bytes of what it loads that lie in the store alone.
       loads: per pool, numbers of the blocks to load.
       kept: those pools.
     """
@@ -43,6 +55,7 @@ class Way(NamedTuple):
     shallow: int
     keeps: int
     start: int
+    far: int
     loads: Loads
     kept: Kept
 
@@ -70,6 +83,7 @@ class Planner:
         deepest: int,
         here: Sequence[set[int]],
         away: Sequence[set[int]],
+        stored: Sequence[set[int]],
         rates: Rates,
     ) -> Way:
         """The cheapest way to resume at ``deepest`` or before.
@@ -78,10 +92,11 @@ class Planner:
           deepest: the last resume point that counts.
           here: per pool, numbers of the blocks on the device.
           away: per pool, of those in the outer tier.
+          stored: per pool, of those of them that lie in the store alone.
           rates: what loading and running cost.
         """
         ways = (
-            self._way(point, start, loads, kept, rates)
+            self._way(point, start, loads, kept, stored, rates)
             for point in range(0, deepest + 1, self._model.grid)
             for start, loads, kept in self._ways(point, here, away)
         )
@@ -159,13 +174,24 @@ class Planner:
         return self._starts[point]
 
     def _way(
-        self, point: int, start: int, loads: Loads, kept: Kept, rates: Rates
+        self,
+        point: int,
+        start: int,
+        loads: Loads,
+        kept: Kept,
+        stored: Sequence[set[int]],
+        rates: Rates,
     ) -> Way:
-        nbytes = sum(
-            len(numbers) * pool.nbytes
-            for numbers, pool in zip(loads, self._pools, strict=True)
-        )
-        cost = nbytes * rates.byte - start * rates.token
+        nbytes = far = 0
+        for numbers, away, pool in zip(loads, stored, self._pools, strict=True):
+            nbytes += len(numbers) * pool.nbytes
+            far += len(away.intersection(numbers)) * pool.nbytes
+        cost = (nbytes - far) * rates.byte + far * rates.stored_byte
+        cost -= start * rates.token
+        if far:
+            cost += max(rates.load, rates.stored_load)
+        elif nbytes:
+            cost += rates.load
         return Way(
             cost=cost,
             waits=nbytes > 0,
@@ -173,6 +199,7 @@ class Planner:
             shallow=-point,
             keeps=len(kept),
             start=start,
+            far=far,
             loads=loads,
             kept=kept,
         )

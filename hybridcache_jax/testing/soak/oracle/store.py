@@ -58,7 +58,7 @@ class Store:
         """
         self.blocks, self.grid, self.outer = blocks, grid, outer
         self.on_publish: Callable[[Who, tuple[int, ...]], None] = lambda *_: None
-        self.rates = Rates(1.0, 0.0)
+        self.rates = Rates()
         self._planner = planner
         self._roots: dict[Who, dict[tuple[int, ...], Unit]] = {}
         self._per_unit = [grid // pool.size for pool in blocks.pools]
@@ -76,17 +76,26 @@ class Store:
             {n for n, block in enumerate(part) if block and block.loadable}
             for part in claims
         ]
+        stored = [
+            {
+                n
+                for n, b in enumerate(part)
+                if b and b.loadable and b.pack and not b.held
+            }
+            for part in claims
+        ]
         children = path[-1].children if path else self._roots.get(who, {})
         rest = prompt[len(path) * grid :]
         last = max(len(prompt) - 1, 0)
         claimed = min(len(path) * grid, last - last % grid)
-        way = self._planner.best(claimed, here, away, self.rates)
+        way = self._planner.best(claimed, here, away, stored, self.rates)
         return Expected(
             verdict=way.verdict,
             point=-way.shallow,
             start=way.start,
             kept=way.kept,
             loads=way.loads,
+            far=way.far,
             claimed=claimed,
             held=tuple(
                 here[n].issuperset(pool.required(claimed))
