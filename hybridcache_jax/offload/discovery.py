@@ -107,9 +107,13 @@ class Discovery:
         if fresh:
             tokens = prefix.tokens[: found.length]
             self._index.insert(key, tokens, columns, epochs, holds, prefix.contents)
-            keys = [record.key for record in found.records]
-            submitted(self._executor, _note, self._store, keys)
+            self.used(found)
         return fresh
+
+    def used(self, found: Found) -> None:
+        """Records are of use: house-keeping keeps them for a while."""
+        keys = [record.key for record in found.records]
+        submitted(self._executor, _note, self._store, keys)
 
 
 def _note(store: PrefixStore, keys: Sequence[bytes]) -> None:

@@ -164,6 +164,7 @@ class StoreLink:
             # Not asked for again; stored again, they are written again.
             self._outer.whereabouts.refuse(part.blocks[0].pack)
             return None
+        self._discovery.used(answer[1])
         return logits_of_bytes(part, read[0])
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:

@@ -16,6 +16,7 @@ from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.exports import export_records
 from hybridcache_jax.store.imports import import_records
 from hybridcache_jax.store.inventory import take_inventory
+from hybridcache_jax.store.ticks import last_used
 from hybridcache_jax.store.verification import verify
 from hybridcache_jax.testing.stores import MemoryStore
 
@@ -194,6 +195,16 @@ def test_house_keeping_knows_them(tmp_path):
     (name,) = (n for n, d in other.objects.items() if d == logits_of(P).tobytes())
     other.objects[name] = bytes(44)
     assert not verify(other).sound
+
+
+def test_who_reads_them_uses_the_record():
+    session = stored()
+    again = session.restarted()
+    tick = collect(session.objects).tick
+    assert read(again, P[:4]) is None
+    assert tick not in last_used(session.objects).values()
+    assert read(again, P) is not None
+    assert set(last_used(session.objects).values()) == {tick}
 
 
 def test_what_are_no_logits_is_refused():
