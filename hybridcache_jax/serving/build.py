@@ -28,6 +28,7 @@ def build_engine(
     staging_blocks: int = 0,
     host_memory: int | str | None = None,
     store: PrefixStore | None = None,
+    write_back: bool = False,
 ) -> Engine:
     """An engine for a loaded model, with an empty cache.
 
@@ -47,6 +48,8 @@ def build_engine(
       host_memory: bytes, or text such as ``"8GiB"``, for blocks that are evicted; None
         to lose them.
       store: keeps what is published beyond this process; it needs host memory.
+      write_back: as for ``PrefixCache``: saves what is evicted, not all that is
+        published.
 
     Raises:
       ValueError: if the plan does not fit the budget, for host memory without staging
@@ -78,6 +81,7 @@ def build_engine(
         policy=policy,
         tier=tier,
         store=store,
+        write_back=write_back,
     )
 
 

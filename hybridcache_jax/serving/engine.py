@@ -55,6 +55,7 @@ class Engine:
         cost: CostModel = CostModel(),
         tier: HostTier | None = None,
         store: PrefixStore | None = None,
+        write_back: bool = False,
     ):
         """An engine with an empty cache.
 
@@ -71,6 +72,8 @@ class Engine:
             and folded into ``prefixes.cost``, after :meth:`warm_up`.
           tier: takes what is evicted; requests wait for what comes back from it.
           store: keeps what is published beyond this process; it needs a tier.
+          write_back: as for ``PrefixCache``: saves what is evicted, and by :meth:`flush`
+            the rest, not all that is published.
 
         Raises:
           ValueError: if the buckets exceed the plan, or as ``PrefixCache`` does for the
@@ -93,6 +96,7 @@ class Engine:
             cost=cost,
             tier=tier,
             store=store,
+            write_back=write_back,
             clock=time.perf_counter,
         )
         self._steps = Steps(step, plan, buckets, self.prefixes, metrics)

@@ -18,7 +18,7 @@ def compiled():
 def make_engine(compiled):
     """Engines that share the compiled step; each has an empty cache."""
 
-    def make(tier=None, store=None, **changes):
+    def make(tier=None, store=None, write_back=False, **changes):
         plan = dataclasses.replace(PLAN, **changes)
         return Engine(
             compiled,
@@ -29,6 +29,7 @@ def make_engine(compiled):
             policy=SHARED,
             tier=tier,
             store=store,
+            write_back=write_back,
         )
 
     return make

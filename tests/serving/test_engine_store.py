@@ -54,6 +54,20 @@ def test_an_engine_resumes_what_another_one_saved(make_engine, store):
     assert violations(engine.cache) == []
 
 
+def test_what_is_written_back_is_saved_by_a_flush(make_engine):
+    store = MemoryStore()
+    engine = make_engine(tier(), store, write_back=True)
+    for own in (1, 2):
+        engine.run([Request(prompt(40, own), max_new_tokens=4)])
+    assert store.objects == {}
+    engine.flush()
+    assert engine.prefixes.saving == 0
+    request = Request(prompt(40, 1, 7), max_new_tokens=5)
+    (result,) = make_engine(tier(), store).run([request])
+    assert result.plan.verdict == hc.Verdict.RESUMABLE
+    assert result.tokens == cold(make_engine, request).tokens
+
+
 def test_who_waits_keeps_nobody_waiting(make_engine, store):
     engine = make_engine(late := tier(), store)
     late.delay(10**6)
