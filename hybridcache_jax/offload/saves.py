@@ -257,7 +257,7 @@ class Saves:
             named = save.behind(self._plan.spec, start)
         else:
             self._learn(save, places)
-            record = found.records[-1]
+            record = found.leading[-1]
             if save.logits is None or self._has_logits(record):
                 return SaveEnd.THERE
             # The same record once more, and what it lacks.

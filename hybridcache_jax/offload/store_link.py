@@ -149,12 +149,11 @@ class StoreLink:
         answer = self._lookups.ask(key, tokens, contents) if self._uses(key) else None
         if answer is None or not self._generations.current(answer[0].key):
             return None
-        if answer[1].length != len(tokens):
+        whole = answer[1].leading
+        if not whole or whole[-1].stop != len(tokens):
             return None
-        record = answer[1].records[-1]
-        part = record.logits
-        refused = self._outer.whereabouts.refused
-        if record.stop != len(tokens) or part is None or part.blocks[0].pack in refused:
+        part, refused = whole[-1].logits, self._outer.whereabouts.refused
+        if part is None or part.blocks[0].pack in refused:
             return None
         size = block_size(part)
         read = self._lookups.run(read_blocks, self._store, part.blocks, size)

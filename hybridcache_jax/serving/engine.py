@@ -72,8 +72,8 @@ class Engine:
             and folded into ``prefixes.cost``, after :meth:`warm_up`.
           tier: takes what is evicted; requests wait for what comes back from it.
           store: keeps what is published beyond this process; it needs a tier.
-          write_back: as for ``PrefixCache``: saves what is evicted, and by :meth:`flush`
-            the rest, not all that is published.
+          write_back: as for ``PrefixCache``: saves what is evicted; :meth:`flush` does
+            so with the rest.
 
         Raises:
           ValueError: if the buckets exceed the plan, or as ``PrefixCache`` does for the

@@ -140,6 +140,22 @@ def test_a_record_that_is_there_gets_what_it_lacks():
     assert session.objects.objects == before
 
 
+def test_records_that_go_on_from_a_prompt_do_not_stand_for_it():
+    longer = [*P, 9, 7, 9, 3]
+    session = stored(longer)
+    assert read(session, P) is None
+    for given in (None, "own", "own"):
+        session.release(publish(session, P, logits=given, cold=True), publish=False)
+        session.save()
+        got = read(session, P)
+        assert got is None if given is None else np.array_equal(got, logits_of(P))
+    np.testing.assert_array_equal(read(session, longer), logits_of(longer))
+    again = session.restarted()
+    for tokens in (P, longer):
+        assert again.load([*tokens, 0]).ready
+        assert again.answer([*tokens, 0]).start == len(tokens)
+
+
 def test_every_flipped_byte_costs_the_logits_and_no_block():
     session = stored()
     store, before = session.objects, dict(session.objects.objects)

@@ -183,11 +183,11 @@ SAVES = (
         (_BACK + "test_a_flush_saves_all_that_was_published",),
     ),
     Mutation(
-        "logits-of-a-longer-record",
+        "logits-of-a-shorter-record",
         "offload/store_link.py",
-        "record.stop != len(tokens) or part is None",
-        "part is None",
-        "a prompt gets the logits of one that goes on from it",
+        "if not whole or whole[-1].stop != len(tokens):",
+        "if not whole:",
+        "a prompt gets the logits of one that it goes on from",
         (_LOGITS + "test_other_prompts_and_producers_get_none",),
     ),
     Mutation(
