@@ -69,6 +69,9 @@ class LeaseMethods(PrefixParts):
                 "A block of this plan changed hands since it was matched; match again."
             )
         outer = 0 if self._outer is None else self._outer.settle(plan)
+        if self._link is not None and plan.length:
+            tokens = plan.claims.tokens[: plan.length]
+            self._link.used(plan.key, tokens, plan.contents)
         lease = Lease(row, int(ticket), plan)
         self._watch.acquired(cache, lease, outer)
         return self._line.stamped(cache), lease

@@ -111,6 +111,7 @@ class Saves:
         whereabouts: Whereabouts,
         watch: Watch,
         current: Callable[[Key], bool],
+        use: Callable[[Key, np.ndarray, Contents], None],
     ):
         """Nothing waits.
 
@@ -123,10 +124,11 @@ class Saves:
           watch: counts how saves end.
           current: whether what is claimed may be saved under a key of the store; if
             not, :meth:`give_up` is called meanwhile for what was claimed before.
+          use: told of what is in the store and was published again.
         """
         self._plan, self._store, self._executor = plan, store, executor
         self._index, self._watch, self._whereabouts = index, watch, whereabouts
-        self._current = current
+        self._current, self._use = current, use
         self._waiting: collections.deque[tuple[Save, Steps]] = collections.deque()
         self._writes: list[Future[list[BlockPlace]]] = []
 
@@ -259,6 +261,7 @@ class Saves:
             self._learn(save, places)
             record = found.leading[-1]
             if save.logits is None or self._has_logits(record):
+                self._use(save.key, save.tokens, save.contents)
                 return SaveEnd.THERE
             # The same record once more, and what it lacks.
             start = record.start

@@ -18,6 +18,7 @@ from hybridcache_jax.offload.held_back import HeldBack, Published
 from hybridcache_jax.offload.lookups import Lookups
 from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.offload.saves import Saves
+from hybridcache_jax.offload.uses import Uses
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.state import HybridCache
@@ -65,7 +66,9 @@ class StoreLink:
         outer.tier.reader = Fetches(plan, store, executor)
         self._generations = Generations(store, executor, forget, watch)
         current = self._generations.current
-        self.saves = Saves(plan, store, executor, index, where, watch, current)
+        self._uses = Uses(store, executor, plan.spec.grid)
+        use = self._uses.add
+        self.saves = Saves(plan, store, executor, index, where, watch, current, use)
         self._discovery = Discovery(
             plan, store, executor, outer.tier, index, where, watch
         )
@@ -97,7 +100,7 @@ class StoreLink:
           Whether something else is claimed now, maybe less: if the producer's records
           were given up.
         """
-        if not self._uses(key):
+        if not self._has_records(key):
             return False
         answer = self._lookups.ask(key, tokens, contents)
         if answer is None:
@@ -125,7 +128,7 @@ class StoreLink:
           holds: tells which claims are true, on the device or outside.
           logits: of the token that follows, or None.
         """
-        if not self._uses(key) or not claims.length:
+        if not self._has_records(key) or not claims.length:
             return
         if self._write_back:
             self._held.add(Published(key, claims.tokens, contents, logits))
@@ -146,7 +149,9 @@ class StoreLink:
           ``[vocab]`` as they were stored, compared with their digest; None if there are
           none of exactly this prompt.
         """
-        answer = self._lookups.ask(key, tokens, contents) if self._uses(key) else None
+        if not self._has_records(key):
+            return None
+        answer = self._lookups.ask(key, tokens, contents)
         if answer is None or not self._generations.current(answer[0].key):
             return None
         whole = answer[1].leading
@@ -169,6 +174,7 @@ class StoreLink:
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """See :meth:`Saves.step`; what is due by then is one of them."""
         self._generations.step()
+        self._uses.step()
         if self._evictions < self._outer.evictions:
             self._evictions = self._outer.evictions
             self._held.evicted()
@@ -180,6 +186,17 @@ class StoreLink:
             if claims.length:
                 self.saves.add(key, claims, contents, holds_for(key), logits)
         self.saves.step(cache, holds_for)
+
+    def used(self, key: Key, tokens: np.ndarray, contents: Contents) -> None:
+        """A prefix was of use: if there is a record of it, it is not collected.
+
+        Args:
+          key: under which the index claims it.
+          tokens: ``[n]`` int32, whole grid units.
+          contents: what some of them stand for.
+        """
+        if self._has_records(key):
+            self._uses.add(key, tokens, contents)
 
     @property
     def saving(self) -> int:
@@ -207,7 +224,7 @@ class StoreLink:
         """
         self._generations.give_up(identity)
 
-    def _uses(self, key: Key) -> bool:
+    def _has_records(self, key: Key) -> bool:
         """Whether what is claimed under a key has records."""
         # A request does not outlive the process, and nobody else may read it.
         shared = key.scope > Scope.REQUEST and key.reason == Reason.OK

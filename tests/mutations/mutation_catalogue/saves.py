@@ -89,6 +89,25 @@ SAVES = (
         ("tests/faults/test_refused_tasks.py",),
     ),
     Mutation(
+        "hits-are-no-use",
+        "prefix_leases.py",
+        "            self._link.used(plan.key, tokens, plan.contents)\n",
+        "            pass\n",
+        "the record that is used most is collected as unused",
+        (
+            "tests/faults/test_uses.py::"
+            "test_a_record_that_is_used_outlives_one_that_is_not[acquired]",
+        ),
+    ),
+    Mutation(
+        "uses-noted-once-for-all",
+        "offload/uses.py",
+        "            if now != self._tick:\n",
+        "            if self._tick < 0:\n",
+        "a use counts for the first tick alone",
+        ("tests/faults/test_uses.py",),
+    ),
+    Mutation(
         "requests-share-records",
         "offload/store_link.py",
         "shared = key.scope > Scope.REQUEST and key.reason == Reason.OK",

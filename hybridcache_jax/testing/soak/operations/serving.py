@@ -249,6 +249,8 @@ def acquired(
     m.oracle.outer.acquired(expected)
     row.deadline = None if ticks is None else int(m.cache.clock) + ticks
     m.cache, lease = m.prefixes.acquire(m.cache, plan, deadline=ticks)
+    if expected.point:
+        m.oracle.uses.add(expected.who, tuple(expected.prompt[: expected.point]))
     return m.hold(row, lease, script)
 
 

@@ -21,7 +21,7 @@ from hybridcache_jax.testing.soak.oracle.blocks import Blocks
 from hybridcache_jax.testing.soak.oracle.ledger import Pool, Who, pools_of
 from hybridcache_jax.testing.soak.oracle.outer import Outer
 from hybridcache_jax.testing.soak.oracle.plans import Planner
-from hybridcache_jax.testing.soak.oracle.records import Records
+from hybridcache_jax.testing.soak.oracle.records import Records, Uses
 from hybridcache_jax.testing.soak.oracle.rows import Rows
 from hybridcache_jax.testing.soak.oracle.saves import Saves
 from hybridcache_jax.testing.soak.oracle.store import Store
@@ -40,6 +40,7 @@ class Oracle:
       store: claims.
       rows: leases.
       records: the store; it outlives the others.
+      uses: what of it this process used.
       saves: what is on its way there.
     """
 
@@ -69,9 +70,9 @@ class Oracle:
         planner = Planner(model, self.pools)
         self.store = Store(self.blocks, model.grid, planner, self.outer)
         self.rows = Rows(model, self.blocks)
-        self.saves = Saves(
-            self.records, self.store, self.tier, model.plan.staging_blocks
-        )
+        self.uses = Uses(self.records)
+        batch = model.plan.staging_blocks
+        self.saves = Saves(self.records, self.store, self.tier, self.uses, batch)
         if records is not None:
             self.store.on_publish = self.saves.published
 

@@ -247,3 +247,21 @@ class Records:
             and r.tokens[: r.start] == record.tokens
         )
         return max([own, *after])
+
+
+class Uses:
+    """What one process notes of its uses: once in every tick."""
+
+    def __init__(self, records: Records):
+        """Nothing was used."""
+        self._records = records
+        self._time, self._noted = -1, set[tuple[Who, Tokens]]()
+
+    def add(self, who: Who, tokens: Tokens) -> None:
+        """A prefix was of use; the last record that leads along it is noted."""
+        if self._time != self._records.time:
+            self._time, self._noted = self._records.time, set()
+        if who.outlives and (who, tokens) not in self._noted:
+            self._noted.add((who, tokens))
+            _, chain, _ = self._records.find(self._records.reader(who), tokens)
+            self._records.used(chain[-1:])

@@ -12,6 +12,7 @@ from hybridcache_jax.testing.soak.oracle.records import (
     Reader,
     Records,
     Tokens,
+    Uses,
 )
 from hybridcache_jax.testing.soak.oracle.store import Store
 from hybridcache_jax.testing.soak.oracle.tier import Tier
@@ -52,17 +53,20 @@ class Saves:
       ends: how saves ended.
     """
 
-    def __init__(self, records: Records, claims: Store, tier: Tier, batch: int):
+    def __init__(
+        self, records: Records, claims: Store, tier: Tier, uses: Uses, batch: int
+    ):
         """Nothing waits.
 
         Args:
           records: where to.
           claims: say where the blocks are.
           tier: has those that moved out.
+          uses: told of what is there already.
           batch: blocks that are copied at once.
         """
         self._records, self._claims, self._tier = records, claims, tier
-        self._batch, self._pools = batch, claims.blocks.pools
+        self._batch, self._pools, self._uses = batch, claims.blocks.pools, uses
         self.waiting: list[Save] = []
         self.ends: collections.Counter = collections.Counter()
 
@@ -125,6 +129,7 @@ class Saves:
         start, places = self._offered(found)
         if start == len(save.tokens):
             self._learn(save, places)
+            self._uses.add(save.who, save.tokens)
             yield "there"
             return
         ends = [len(save.tokens)]
