@@ -39,7 +39,9 @@ class SaveMethods(RoomMethods):
     ) -> HybridCache:
         """Polls until everything that was published is saved, or has failed.
 
-        With ``write_back`` that includes what was not evicted yet.
+        With ``write_back`` that includes what was not evicted yet.  What the store
+        failed to take before is tried once more; later polls try it again, up to eight
+        times in all and ever more seldom.
 
         Args:
           cache: the cache; its memory is donated, go on from the one returned.

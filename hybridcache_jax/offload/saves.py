@@ -32,7 +32,7 @@ from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.manifest import BlockPlace, Manifest
 from hybridcache_jax.store.pack import GonePackError, write_blocks
-from hybridcache_jax.store.prefix_store import PrefixStore
+from hybridcache_jax.store.prefix_store import PrefixStore, StoreError
 from hybridcache_jax.store.records import (
     Found,
     PoolBlocks,
@@ -48,6 +48,13 @@ MOST_WAITING = 64
 
 PACK_BYTES = 16 * 2**20
 """Bytes of blocks from which on they are written as one pack."""
+
+# Failures of one save for which the store is the reason, after which it is let go.
+_MOST_TRIES = 8
+# Polls before the second try; twice as many before each one that follows.
+_PAUSE = 16
+# Times that one try begins anew because what it was to name is gone.
+_MOST_GONE = 3
 
 # Packs at once, the one included that is copied while another is written.
 _PACKS = 2
@@ -99,6 +106,25 @@ class Save(Published):
         )
 
 
+@dataclasses.dataclass(eq=False)
+class _Turn:
+    """A save, and how it fared.
+
+    Attributes:
+      save: what is to be saved.
+      steps: what is left to do.
+      tries: how often the store failed.
+      gone: how often this try began anew.
+      pause: polls until the next try.
+    """
+
+    save: Save
+    steps: Steps
+    tries: int = 0
+    gone: int = 0
+    pause: int = 0
+
+
 class Saves:
     """Saves the prefixes of one ``PrefixCache``, one after the other."""
 
@@ -129,7 +155,9 @@ class Saves:
         self._plan, self._store, self._executor = plan, store, executor
         self._index, self._watch, self._whereabouts = index, watch, whereabouts
         self._current, self._use = current, use
-        self._waiting: collections.deque[tuple[Save, Steps]] = collections.deque()
+        self._waiting: collections.deque[_Turn] = collections.deque()
+        # Saves that failed and are tried again; they do not count as waiting.
+        self._failed: list[_Turn] = []
         self._writes: list[Future[list[BlockPlace]]] = []
 
     def __len__(self) -> int:
@@ -166,7 +194,7 @@ class Saves:
             self._watch.save_ended(SaveEnd.TOO_MANY)
             return
         save = Save(key, claims.tokens, contents, logits, held)
-        self._waiting.append(self._begun(save))
+        self._waiting.append(_Turn(save, self._begun(save)))
 
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """Takes the oldest save a batch further, unless the store is busy with it.
@@ -175,24 +203,36 @@ class Saves:
           cache: the cache of this moment.
           holds_for: gives, for a key, which claims are true on the device or outside.
         """
+        for turn in self._failed:
+            turn.pause -= 1
+        self._try_again()
         if not self._waiting:
             return
-        save, steps = self._waiting[0]
+        turn = self._waiting[0]
         try:
-            steps.send((cache, holds_for(save.key)))
+            turn.steps.send((cache, holds_for(turn.save.key)))
         except StopIteration as done:
             end = done.value
         except GonePackError as error:
             # Known blocks were swept from the store; this save copies them anew.
             self._whereabouts.refuse(error.pack)
-            self._waiting[0] = self._begun(save)
-            return
+            turn.gone += 1
+            if turn.gone < _MOST_GONE:
+                turn.steps = self._begun(turn.save)
+                return
+            end = SaveEnd.FAILED
+        except StoreError:
+            end = SaveEnd.FAILED
+            turn.tries += 1
+            if turn.tries < _MOST_TRIES and len(self._failed) < MOST_WAITING:
+                turn.pause = _PAUSE << turn.tries
+                self._failed.append(turn)
         except Exception:  # a store may fail in any way of its own
             end = SaveEnd.FAILED
         else:
             return
         # Unless it was given up with all that its producer had stored.
-        if self._waiting and self._waiting[0][1] is steps:
+        if self._waiting and self._waiting[0] is turn:
             self._waiting.popleft()
             self._watch.save_ended(end)
 
@@ -202,20 +242,40 @@ class Saves:
         Args:
           dropped: whether the claims under a key were.
         """
-        kept = [each for each in self._waiting if not dropped(each[0].key)]
+        self._failed = [each for each in self._failed if not dropped(each.save.key)]
+        kept = [each for each in self._waiting if not dropped(each.save.key)]
         for _ in range(len(self._waiting) - len(kept)):
             self._watch.save_ended(SaveEnd.LOST)
         self._waiting = collections.deque(kept)
 
-    def _begun(self, save: Save) -> tuple[Save, Steps]:
+    def release(self) -> None:
+        """What failed is tried again at once."""
+        for turn in self._failed:
+            turn.pause = 0
+        self._try_again()
+
+    def _try_again(self) -> None:
+        """What failed waits again, when its pause is over."""
+        for turn in [each for each in self._failed if each.pause <= 0]:
+            if not self.full:
+                self._failed.remove(turn)
+                turn.steps, turn.gone = self._begun(turn.save), 0
+                self._waiting.append(turn)
+
+    def _begun(self, save: Save) -> Steps:
         steps = self._steps(save)
         next(steps)
-        return save, steps
+        return steps
 
     def _merge(self, key: Key, tokens: np.ndarray, contents: Contents) -> None:
         """Ends saves that a longer one makes needless; one whose turn it is goes on."""
+        self._failed = [
+            each
+            for each in self._failed
+            if not each.save.leads_to(key, tokens, contents)
+        ]
         for each in list(self._waiting)[1:]:
-            if each[0].leads_to(key, tokens, contents):
+            if each.save.leads_to(key, tokens, contents):
                 self._waiting.remove(each)
                 self._watch.save_ended(SaveEnd.MERGED)
 

@@ -204,8 +204,9 @@ class StoreLink:
         return len(self.saves) + len(self._held)
 
     def release(self) -> None:
-        """Nothing is held back any longer that was published so far."""
+        """Nothing waits for an eviction or for better times that was published."""
         self._held.release()
+        self.saves.release()
 
     def drop(self, dropped: Callable[[Key], bool]) -> None:
         """Nothing is saved of claims that were dropped.

@@ -108,6 +108,25 @@ SAVES = (
         ("tests/faults/test_uses.py",),
     ),
     Mutation(
+        "failed-saves-forgotten",
+        "offload/saves.py",
+        "                self._failed.append(turn)\n",
+        "                pass\n",
+        "a prompt that is only repeated is never saved after one failure",
+        ("tests/faults/test_saves_again.py",),
+    ),
+    Mutation(
+        "gone-packs-for-ever",
+        "offload/saves.py",
+        "            if turn.gone < _MOST_GONE:\n",
+        "            if turn.gone < 50:\n",
+        "a store that loses packs is written to without end",
+        (
+            "tests/faults/test_saves_again.py::"
+            "test_a_store_that_loses_packs_fails_a_save",
+        ),
+    ),
+    Mutation(
         "requests-share-records",
         "offload/store_link.py",
         "shared = key.scope > Scope.REQUEST and key.reason == Reason.OK",
