@@ -49,7 +49,7 @@ def in_float32(record: Any) -> Any:
     return dataclasses.replace(record, **{n: in_float32(x) for n, x in fields.items()})
 
 
-NARROW = ("deepseek_v32",)
+NARROW = ("deepseek_v32", "deepseek_v4_tiny")
 
 
 @pytest.mark.slow
