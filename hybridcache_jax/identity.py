@@ -26,7 +26,7 @@ class Identity:
       layout: fingerprint of the CacheSpec, which has dtypes and block sizes.
       tokenizer: digest of the tokenizer; empty if ids come from elsewhere.
       adapter: digest of the adapter's weights and scale; empty for none.
-      numerics: settings of the run that change values (matmul precision...).
+      numerics: what else of a run changes values: backend, kernels, matmul precision...
       namespace: tenant; the empty string is the one shared by all without.
       format_version: version of this library's cache format.
     """

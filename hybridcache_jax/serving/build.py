@@ -2,10 +2,12 @@
 
 from hybridcache_jax._compat import matmul_precision
 from hybridcache_jax.budget import plan_capacity
+from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.identity import Identity
 from hybridcache_jax.models.load import LoadedModel
 from hybridcache_jax.observe.metrics import Metrics
 from hybridcache_jax.offload.host_tier import HostTier
+from hybridcache_jax.reads import reads
 from hybridcache_jax.rollout import ReusePolicy
 from hybridcache_jax.serving.buckets import Buckets
 from hybridcache_jax.serving.engine import Engine
@@ -74,7 +76,7 @@ def build_engine(
     return Engine(
         CompiledStep(loaded.model, vocab_size),
         plan,
-        model_identity(loaded, spec),
+        model_identity(loaded, plan),
         vocab_size=vocab_size,
         buckets=buckets,
         metrics=metrics,
@@ -85,13 +87,33 @@ def build_engine(
     )
 
 
-def model_identity(loaded: LoadedModel, spec: CacheSpec) -> Identity:
-    """Who writes what ``loaded`` computes: digests of content, never names."""
-    precision = matmul_precision()
+def model_identity(loaded: LoadedModel, plan: CapacityPlan) -> Identity:
+    """Who writes what ``loaded`` computes: digests of content, never names.
+
+    Another backend, precision of matrix products or implementation of a read computes
+    other bits, so each is part of it: replicas share records only where all are equal.
+
+    Args:
+      loaded: model, config and digests.
+      plan: of the caches that it writes.
+    """
+    kernels = {
+        plan.kernel(number, read)
+        for number in range(len(plan.spec.pools))
+        for read in reads(plan.spec, number)
+    }
+    # Layout, backend and the names of all say which read is whose.
+    names = {k.implementation + "/interpreted" * k.interpret for k in kernels}
+    said = {
+        "params": loaded.param_dtype,
+        "matmul": matmul_precision(),
+        "backend": plan.backend,
+        "reads": "+".join(sorted(names)),
+    }
     return Identity(
         weights=loaded.weights_digest,
         config=loaded.config_digest,
-        layout=spec.fingerprint,
+        layout=plan.spec.fingerprint,
         tokenizer=loaded.tokenizer_digest or "",
-        numerics=f"params={loaded.param_dtype},matmul={precision}",
+        numerics=",".join(f"{name}={value}" for name, value in said.items()),
     )

@@ -156,6 +156,17 @@ STORES = (
         ),
     ),
     Mutation(
+        "records-of-any-backend",
+        "serving/build.py",
+        '"backend": plan.backend,',
+        '"backend": "any",',
+        "replicas on other accelerators share records that they would not compute",
+        (
+            "tests/serving/test_build.py::"
+            "test_who_computes_other_bits_is_another_producer",
+        ),
+    ),
+    Mutation(
         "manifest-of-any-size",
         "store/prefix_store.py",
         "        if store.get(name, most, most + 1) is not None:\n",
