@@ -25,7 +25,7 @@ from hybridcache_jax.store.inventory import (
     take_inventory,
 )
 from hybridcache_jax.store.manifest import Manifest
-from hybridcache_jax.store.objects import ObjectStore
+from hybridcache_jax.store.orbax_store import OrbaxPrefixStore
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.usage import measure
 from hybridcache_jax.store.verification import verify
@@ -73,12 +73,12 @@ _How = dict[str, Any]
 _Answer = tuple[dict[str, Any], tables.Table, int]
 
 
-def _open(arguments: argparse.Namespace) -> ObjectStore:
+def _open(arguments: argparse.Namespace) -> OrbaxPrefixStore:
     # A store is made by its first write; a misspelt path is no empty store.
     path, makes = arguments.store, arguments.action == "import"
     if "://" not in path and not makes and not Path(path).is_dir():
         raise ValueError(f"{path} is no folder; give the path of a store.")
-    return ObjectStore(path, endpoint=arguments.endpoint, region=arguments.region)
+    return OrbaxPrefixStore(path, endpoint=arguments.endpoint, region=arguments.region)
 
 
 def _ls(store: PrefixStore, arguments, how: _How) -> _Answer:
@@ -110,7 +110,7 @@ def _verify(store: PrefixStore, arguments, how: _How) -> _Answer:
     return data, tables.verification(found), int(not found.sound)
 
 
-def _gc(store: ObjectStore, arguments, how: _How) -> _Answer:
+def _gc(store: OrbaxPrefixStore, arguments, how: _How) -> _Answer:
     removed = 0 if arguments.dry_run else store.sweep()
     done = collect(
         store,
@@ -131,7 +131,7 @@ def _gc(store: ObjectStore, arguments, how: _How) -> _Answer:
 def _du(store: PrefixStore, arguments, how: _How) -> _Answer:
     usage = measure(store, **how)
     data = {**dataclasses.asdict(usage), "total_bytes": usage.total_bytes}
-    for name in ("unread", "leftovers", "quarantined", "foreign"):
+    for name in ("unread", "leftovers", "quarantined", "foreign", "snapshots"):
         objects, nbytes = data[name]
         data[name] = {"objects": objects, "bytes": nbytes}
     return data, tables.usage(usage), 0

@@ -51,7 +51,8 @@ def add_store(commands) -> None:
         "Drops records by the rules that are given, then deletes packs that the run "
         "before found unused and that still are, and notes those that are unused now "
         "for the next run. A record that is being written is safe unless that takes "
-        "the whole time between two runs. Without a rule no record goes. Exit code 1 "
+        "the whole time between two runs. Without a rule no record goes. What killed "
+        "writers left half written goes, of snapshots too, which stay. Exit code 1 "
         "if the quota cannot be kept, or if no pack may go because a manifest cannot "
         "be read.",
     )
@@ -75,7 +76,7 @@ def add_store(commands) -> None:
         "count bytes",
         "Counts bytes: per form, with what several records share counted once; of "
         "manifests and packs; of packs that no record names; of what was moved out of "
-        "the way or is not the library's.",
+        "the way or is not the library's; of snapshots.",
     )
     export = _action(
         actions,

@@ -149,6 +149,7 @@ def usage(found: Usage) -> Table:
         (f"{found.unread[0]} manifests that cannot be read", found.unread[1]),
         (f"{found.quarantined[0]} objects in quarantine", found.quarantined[1]),
         (f"{found.foreign[0]} objects of others", found.foreign[1]),
+        (f"{found.snapshots[0]} files of snapshots", found.snapshots[1]),
         ("all", found.total_bytes),
     )
     lines = [f"{what}: {format_bytes(size)}" for what, size in amounts]

@@ -10,7 +10,7 @@ from hybridcache_jax.store.inventory import (
     read_manifests,
 )
 from hybridcache_jax.store.pack import is_pack_name
-from hybridcache_jax.store.prefix_store import PrefixStore, is_name
+from hybridcache_jax.store.prefix_store import SNAPSHOTS, PrefixStore, is_name
 from hybridcache_jax.store.sizes import OnProgress, block_size, pack_sizes
 
 
@@ -30,6 +30,9 @@ class Usage:
         read, it may be that one that names them.
       quarantined: what was moved out of the way, and its bytes.
       foreign: objects that are not this library's, and their bytes.
+      snapshots: files of whole caches that lie below the store, also of those that were
+        begun and not ended, and their bytes; without the few whose names are none of
+        objects.
     """
 
     records: int
@@ -42,11 +45,13 @@ class Usage:
     leftovers: tuple[int, int]
     quarantined: tuple[int, int]
     foreign: tuple[int, int]
+    snapshots: tuple[int, int]
 
     @property
     def total_bytes(self) -> int:
         """Bytes of everything but ticks, marks of use and notes."""
         rest = (self.unread, self.leftovers, self.quarantined, self.foreign)
+        rest += (self.snapshots,)
         return self.manifest_bytes + self.pack_bytes + sum(size for _, size in rest)
 
 
@@ -82,6 +87,7 @@ def measure(
     packs = pack_sizes(store, hints, on_progress, threads)
     form_bytes = {form: sum(blocks.values()) for form, blocks in sorted(forms.items())}
     names = [name for name in store.names("") if is_name(name)]
+    whole = [name for name in names if name.startswith(SNAPSHOTS + "/")]
     moved = [name for name in names if name.startswith(QUARANTINE + "/")]
     left = [name for name in names if is_pack_name(name) and name not in packs]
     return Usage(
@@ -95,6 +101,7 @@ def measure(
         leftovers=_sized(store, left, threads),
         quarantined=_sized(store, moved, threads),
         foreign=_sized(store, filter(is_foreign, names), threads),
+        snapshots=_sized(store, whole, threads),
     )
 
 

@@ -140,6 +140,23 @@ def test_gc_and_du(folder, run):
     assert "no pack may go" in out
 
 
+def test_snapshots_are_counted_and_what_killed_savers_left_goes(folder, run):
+    whole = folder / "snapshots" / "1" / "cache" / "d"
+    begun = folder / "snapshots" / "2.orbax-checkpoint-tmp"
+    for path, size in ((whole, 10), (begun, 1000)):
+        path.mkdir(parents=True)
+        (path / "0a").write_bytes(bytes(size))
+    usage = run("du", folder, "--json")[1]
+    assert usage["snapshots"] == {"objects": 2, "bytes": 1010}
+    on_disk = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    assert usage["total_bytes"] == on_disk
+    assert run("gc", folder, "--dry-run", "--json")[1]["half_written"] == 0
+    assert begun.exists()
+    assert run("gc", folder, "--json")[1]["half_written"] == 1
+    assert not begun.exists()
+    assert "1 files of snapshots: 10" in run("du", folder)[1]
+
+
 def test_export_and_import(folder, run, tmp_path):
     file, other = tmp_path / "a.tar", tmp_path / "other"
     key = key_of(range(8))

@@ -98,6 +98,8 @@ def test_bytes_are_counted_as_the_store_has_them_and_once():
     store.objects["quarantine/records/x"] = bytes(5)
     store.objects["else"] = bytes(3)
     store.objects["records/odd"] = b"?"
+    store.objects["snapshots/7/cache/d/0a"] = bytes(11)
+    store.objects["snapshots/8.orbax-checkpoint-tmp/cache/d/0b"] = bytes(2)
     usage = measure(store)
     packs = [n for n in store.names("packs/") if n != "packs/00/" + "0" * 32]
     assert usage.pack_bytes == sum(len(store.objects[name]) for name in packs)
@@ -114,5 +116,5 @@ def test_bytes_are_counted_as_the_store_has_them_and_once():
         (1, 5),
         (1, 3),
     )
-    assert usage.unread == (1, 1)
+    assert (usage.unread, usage.snapshots) == ((1, 1), (2, 13))
     assert usage.total_bytes == sum(map(len, store.objects.values()))

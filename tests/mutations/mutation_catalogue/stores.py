@@ -167,6 +167,17 @@ STORES = (
         ),
     ),
     Mutation(
+        "killed-snapshots-stay",
+        "cli/store.py",
+        "removed = 0 if arguments.dry_run else store.sweep()",
+        "removed = 0 if arguments.dry_run else super(type(store), store).sweep()",
+        "what killed savers of snapshots left fills the disk",
+        (
+            "tests/cli/test_store_command.py::"
+            "test_snapshots_are_counted_and_what_killed_savers_left_goes",
+        ),
+    ),
+    Mutation(
         "manifest-of-any-size",
         "store/prefix_store.py",
         "        if store.get(name, most, most + 1) is not None:\n",
