@@ -35,7 +35,7 @@ from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.upkeep import Upkeep
 from hybridcache_jax.versions import Versions
 
-# Reads that wait for the store at once, beside a write.
+# Reads that wait for the store at once, beside a write; lookups have one of their own.
 _THREADS = 4
 
 _NAMES = {
@@ -86,7 +86,9 @@ class PrefixParts:
             gives up before it is saved: give it room for what is evicted until a few
             more :meth:`poll` have been called.
           executor: runs what waits for the store; None for threads of its own, which
-            end with :meth:`close` or the process.  While yours takes no task, what
+            end with :meth:`close` or the process, one of them for lookups alone.  Yours
+            runs lookups, too: while all its threads read or write, :meth:`match` waits
+            for one, and finds nothing after ``patience``.  While it takes no task, what
             needs one fails as it does when the store fails.
           patience: seconds that :meth:`match` waits for the store to say what it has;
             what it says later is not used, and until then it is not asked again.
@@ -122,20 +124,23 @@ class PrefixParts:
             None if tier is None else Outer(plan, tier, self._index, self._watch, at)
         )
         self._link = None
-        self._threads: Executor | None = None
+        self._threads: tuple[Executor, ...] = ()
         if store is not None:
             if self._outer is None:
                 raise ValueError(
                     "What a store has needs places in a tier; give one beside it, such "
                     'as HostTier(plan, budget="1GiB", known_tokens=plan.max_length).'
                 )
-            if executor is None:
+            asking = executor
+            if executor is None or asking is None:
                 executor = ThreadPoolExecutor(_THREADS, "hybridcache-store")
-                self._threads = executor
+                asking = ThreadPoolExecutor(1, "hybridcache-lookup")
+                self._threads = executor, asking
             self._link = StoreLink(
                 plan,
                 store,
                 executor,
+                asking,
                 patience,
                 self._index,
                 self._outer,

@@ -111,8 +111,8 @@ class SaveMethods(RoomMethods):
         Nothing is found, saved or loaded there afterwards, and what asks for it fails
         as it does when the store fails; :meth:`flush` first.
         """
-        if self._threads is not None:
-            self._threads.shutdown()
+        for threads in self._threads:
+            threads.shutdown()
 
     def _discovered(
         self, cache: HybridCache, facts: HostFacts, plan: ResumePlan, ids: np.ndarray

@@ -40,6 +40,7 @@ class StoreLink:
         plan: CapacityPlan,
         store: PrefixStore,
         executor: Executor,
+        asking: Executor,
         patience: float,
         index: PrefixIndex,
         outer: Outer,
@@ -53,6 +54,7 @@ class StoreLink:
           plan: the plan of the caches.
           store: the store.
           executor: runs what waits for it, between and beside compiled steps.
+          asking: runs what a caller waits for; what reads and writes may not delay it.
           patience: seconds that a lookup may take.
           index: its claims name what the store has.
           outer: its tier has places for that, and reads it.
@@ -72,7 +74,7 @@ class StoreLink:
         self._discovery = Discovery(
             plan, store, executor, outer.tier, index, where, watch
         )
-        self._lookups = Lookups(store, executor, plan.spec.grid, patience, watch)
+        self._lookups = Lookups(store, asking, plan.spec.grid, patience, watch)
         self._held = HeldBack(plan, index)
         # Evictions of which those that are held back know.
         self._evictions = 0

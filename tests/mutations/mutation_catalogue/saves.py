@@ -127,6 +127,14 @@ SAVES = (
         ),
     ),
     Mutation(
+        "lookups-behind-reads",
+        "offload/store_link.py",
+        "Lookups(store, asking, plan.spec.grid",
+        "Lookups(store, executor, plan.spec.grid",
+        "a restore that is under way turns other prompts cold",
+        ("tests/faults/test_busy_reads.py",),
+    ),
+    Mutation(
         "requests-share-records",
         "offload/store_link.py",
         "shared = key.scope > Scope.REQUEST and key.reason == Reason.OK",
