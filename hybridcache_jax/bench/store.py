@@ -20,7 +20,7 @@ from hybridcache_jax.bench.measure import Footprint, Measurement, Report
 from hybridcache_jax.bench.saved import Prefix, Process
 from hybridcache_jax.bench.saving_step import step_seconds
 from hybridcache_jax.byte_sizes import format_bytes
-from hybridcache_jax.offload.saves import PACK_BYTES
+from hybridcache_jax.offload.pack_writes import PACK_BYTES
 from hybridcache_jax.offload.staging import WINDOW_BYTES
 
 LARGE, SMALL = 2**30, 2**20

@@ -21,7 +21,7 @@ from hybridcache_jax import Verdict
 from hybridcache_jax.codes import Stage
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.forms import RULES
-from hybridcache_jax.offload import saves
+from hybridcache_jax.offload import pack_writes, saves, saving
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.store import records
 from hybridcache_jax.store.collection import collect
@@ -592,7 +592,7 @@ class Held(Executor):
 
 def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
     """However often it is asked, and what comes later waits for its turn."""
-    monkeypatch.setattr(saves, "PACK_BYTES", 1)
+    monkeypatch.setattr(saving, "PACK_BYTES", 1)
     held = Held()
     session = Saved(toy.fine(), executor=held)
     session.store(CHAT, each=True)
@@ -607,7 +607,7 @@ def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
         for _ in range(5):
             cache, _ = session.prefixes.poll(session.cache)
             session.put(cache)
-        waiting = sum(fn is saves.write_blocks for _, fn, _, _ in held.tasks)
+        waiting = sum(fn is pack_writes.write_blocks for _, fn, _, _ in held.tasks)
         most = max(most, waiting)
         assert waiting <= 2
         assert len(copied) <= 2
@@ -619,7 +619,7 @@ def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
 
 
 def test_packs_of_a_save_that_was_given_up_still_count(monkeypatch):
-    monkeypatch.setattr(saves, "PACK_BYTES", 1)
+    monkeypatch.setattr(saving, "PACK_BYTES", 1)
     held = Held()
     session = Saved(toy.fine(), executor=held)
 
@@ -627,7 +627,7 @@ def test_packs_of_a_save_that_was_given_up_still_count(monkeypatch):
         for _ in range(8):
             cache, _ = session.prefixes.poll(session.cache)
             session.put(cache)
-            held.run(but=saves.write_blocks)
+            held.run(but=pack_writes.write_blocks)
         return len(held.tasks)
 
     for prompt in (CHAT, OTHER, [5, *P]):

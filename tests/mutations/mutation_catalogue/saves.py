@@ -18,7 +18,7 @@ SAVES = (
     ),
     Mutation(
         "claims-not-checked-before-a-save",
-        "offload/saves.py",
+        "offload/saving.py",
         "good = np.flatnonzero(holds(pool, ids, epochs, first))",
         "good = np.arange(len(ids))",
         "what took the place of a block is saved as that block",
@@ -50,7 +50,7 @@ SAVES = (
     ),
     Mutation(
         "saves-do-not-look",
-        "offload/saves.py",
+        "offload/saving.py",
         "if not self._current(prefix.key):",
         "if False:",
         "what goes on from records that were given up counts as new",
@@ -276,7 +276,7 @@ SAVES = (
     ),
     Mutation(
         "records-of-refused-packs",
-        "offload/saves.py",
+        "offload/saving.py",
         "if place.pack in self._whereabouts.refused:",
         "if False:",
         "a record names what is known to be damaged",
@@ -284,7 +284,7 @@ SAVES = (
     ),
     Mutation(
         "records-never-parted",
-        "offload/saves.py",
+        "offload/saving.py",
         "if start < parted < len(save.tokens):",
         "if False:",
         "of many documents behind one beginning most are not found",
@@ -292,7 +292,7 @@ SAVES = (
     ),
     Mutation(
         "records-beside-those-that-lead",
-        "offload/saves.py",
+        "offload/saving.py",
         "return (stop, more | places) if stop > start else (start, places)",
         "return start, places",
         "of many documents behind one beginning some are not found",

@@ -26,8 +26,8 @@ TIERS = (
     ),
     Mutation(
         "copies-without-end",
-        "offload/saves.py",
-        "while self._busy():",
+        "offload/saving.py",
+        "while self._packs.busy:",
         "while False:",
         "a slow store takes as much memory as there is to save",
         (_SAVED + "test_while_two_packs_are_written_nothing_more_is_copied",),
