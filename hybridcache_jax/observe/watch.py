@@ -6,6 +6,7 @@ Nothing is computed unless there is a registry.
 import collections
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,12 @@ from hybridcache_jax.state import HybridCache
 
 if TYPE_CHECKING:
     from hybridcache_jax.offload.loads import LoadReport, LoadStage
+
+
+_LOG = logging.getLogger("hybridcache_jax")
+
+# Different things that are logged before any of them is logged again.
+_MOST_SAID = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +55,7 @@ class Watch:
         )
         self._names = tuple(pool.name for pool in plan.spec.pools)
         self._open: dict[tuple[int, int], _Open] = {}
+        self._said: set[tuple[str, ...]] = set()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -192,18 +200,32 @@ class Watch:
         """A poll reported on a load."""
         self._hooks.reported(report)
 
-    def save_ended(self, end: SaveEnd) -> None:
-        """See :meth:`Metrics.save_ended`."""
+    def save_ended(self, end: SaveEnd, error: Exception | None = None) -> None:
+        """See :meth:`Metrics.save_ended`; an error is logged."""
         self._metrics.save_ended(end)
+        if error is not None:
+            self._say("A prefix was not saved: %s", _words(error))
 
-    def lookup_failed(self) -> None:
-        """See :meth:`Metrics.lookup_failed`."""
+    def lookup_failed(self, error: BaseException | None = None) -> None:
+        """See :meth:`Metrics.lookup_failed`; an error is logged."""
         self._metrics.lookup_failed()
+        if error is not None:
+            self._say("A store did not answer, nothing is reused: %s", _words(error))
 
-    def passed_by(self, records: int) -> None:
-        """See :meth:`Metrics.passed_by`."""
-        if records:
-            self._metrics.passed_by(records)
+    def passed_by(self, problems: Sequence[tuple[str, str]]) -> None:
+        """See :meth:`Metrics.passed_by`; what is wrong with each record is logged."""
+        if problems:
+            self._metrics.passed_by(len(problems))
+        for name, why in problems:
+            self._say("%s is not used: %s", name, why)
+
+    def _say(self, *said: str) -> None:
+        """Logs a warning once: what is wrong with a store is met at every match."""
+        if len(self._said) == _MOST_SAID:
+            self._said.clear()
+        if said not in self._said:
+            self._said.add(said)
+            _LOG.warning(*said)
 
     def sampled(
         self,
@@ -246,3 +268,7 @@ class Watch:
             self._pools, before.tables, after.tables, strict=True
         ):
             yield pool, np.asarray(old.kept), np.asarray(new.kept)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -74,7 +74,7 @@ class Discovery:
         Returns:
           Whether there is a new claim.
         """
-        self._watch.passed_by(len(found.problems))
+        self._watch.passed_by(found.problems)
         _, blocks = offered(self._plan.spec, found, self._tier.refused)
         known = self._index.lookup(key, prefix.tokens, prefix.contents)
         columns, epochs, fresh = [], [], False

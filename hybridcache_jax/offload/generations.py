@@ -97,7 +97,8 @@ class Generations:
             return
         if last.task.cancelled() or last.task.exception() is not None:
             last.counted = True
-            self._watch.lookup_failed()
+            cancelled = last.task.cancelled()
+            self._watch.lookup_failed(None if cancelled else last.task.exception())
             return
         del self._leaving[producer]
         known = self._seen.get(producer, 0)

@@ -78,9 +78,10 @@ class Lookups:
             return future.result(self._patience)
         except TimeoutError:
             self._late = future
-        except Exception:  # a store may fail in any way of its own
-            pass
-        self._watch.lookup_failed()
+            why = TimeoutError(f"it took longer than {self._patience} s")
+        except Exception as error:  # a store may fail in any way of its own
+            why = error
+        self._watch.lookup_failed(why)
         return None
 
 

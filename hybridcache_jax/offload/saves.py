@@ -136,7 +136,7 @@ class Saves:
         self._try_again()
         if not self._waiting:
             return
-        turn = self._waiting[0]
+        turn, why = self._waiting[0], None
         try:
             turn.steps.send((cache, holds_for(turn.save.key)))
         except StopIteration as done:
@@ -148,21 +148,21 @@ class Saves:
             if turn.gone < _MOST_GONE:
                 turn.steps = self._saving.begun(turn.save)
                 return
-            end = SaveEnd.FAILED
-        except StoreError:
-            end = SaveEnd.FAILED
+            end, why = SaveEnd.FAILED, error
+        except StoreError as error:
+            end, why = SaveEnd.FAILED, error
             turn.tries += 1
             if turn.tries < _MOST_TRIES and len(self._failed) < MOST_WAITING:
                 turn.pause = _PAUSE << turn.tries
                 self._failed.append(turn)
-        except Exception:  # a store may fail in any way of its own
-            end = SaveEnd.FAILED
+        except Exception as error:  # a store may fail in any way of its own
+            end, why = SaveEnd.FAILED, error
         else:
             return
         # Unless it was given up with all that its producer had stored.
         if self._waiting and self._waiting[0] is turn:
             self._waiting.popleft()
-            self._watch.save_ended(end)
+            self._watch.save_ended(end, why)
 
     def give_up(self, dropped: Callable[[Key], bool]) -> None:
         """Ends the saves of claims that were dropped.

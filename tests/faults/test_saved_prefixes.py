@@ -254,7 +254,7 @@ def test_records_of_a_producer_that_was_narrowed_are_found_by_nobody():
     assert third.match([*CHAT, 0]).verdict == Verdict.NEEDS_IO
 
 
-def test_a_store_that_fails_costs_reuse_and_nothing_else():
+def test_a_store_that_fails_costs_reuse_and_nothing_else(caplog):
     first = stored(toy.fine())
     session = first.restarted()
     session.objects.error = StoreError("no way there")
@@ -263,6 +263,11 @@ def test_a_store_that_fails_costs_reuse_and_nothing_else():
     session.save()
     assert session.ends() == {"failed": 1}
     assert session.total("store_lookup_failures_total") > 0
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "A store did not answer, nothing is reused: StoreError: no way there",
+        "A prefix was not saved: StoreError: no way there",
+    ]
     # Once it is back it is of use again.
     session.objects.error = None
     third = first.restarted()
@@ -279,6 +284,21 @@ def test_a_store_that_fails_costs_reuse_and_nothing_else():
     third.objects.error = None
     assert third.load([*CHAT, 0]).ready
     assert third.answer([*CHAT, 0]).start == plan.length
+
+
+def test_a_damaged_record_is_a_miss_and_the_log_says_why(caplog):
+    first = stored(toy.fine())
+    (name, *_) = first.objects.names("records/")
+    data = bytearray(first.objects.objects[name])
+    data[-1] ^= 1
+    first.objects.objects[name] = bytes(data)
+    second = first.restarted()
+    for _ in range(2):
+        assert second.match([*CHAT, 0]).verdict == Verdict.NEEDS_FULL_RECOMPUTE
+    assert second.total("records_passed_by_total") == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{name} is not used: ")
+    assert "not those that were written" in said
 
 
 def test_a_store_that_hangs_costs_one_wait():

@@ -298,4 +298,15 @@ SAVES = (
         "of many documents behind one beginning some are not found",
         (_SAVED + "test_many_documents_behind_one_beginning_are_each_found",),
     ),
+    Mutation(
+        "what-is-wrong-with-a-store-is-not-said",
+        "observe/watch.py",
+        "            _LOG.warning(*said)\n",
+        "            pass\n",
+        "a damaged record looks like one that was never written",
+        (
+            _SAVED + "test_a_damaged_record_is_a_miss_and_the_log_says_why",
+            _SAVED + "test_a_store_that_fails_costs_reuse_and_nothing_else",
+        ),
+    ),
 )
