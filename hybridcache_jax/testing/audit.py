@@ -52,7 +52,7 @@ def row_state(cache: HybridCache, row: int) -> RowState:
             slots = positions % size // step
             if plan.lanes:
                 flat = memory[:, blocks].view(storage_dtype(plane.dtype, plan.backend))
-                flat = flat.reshape(*flat.shape[:2], -1)
+                flat = flat.reshape(*flat.shape[:2], math.prod(flat.shape[2:]))
                 place = places_in_lanes(pool, plane)[slots]
                 stored = np.take_along_axis(flat, place[None], axis=2)
             else:
