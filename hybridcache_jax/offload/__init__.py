@@ -13,7 +13,12 @@
 ``lookups``       asking a store what it has, within a time
 ``discovery``     from records to claims
 ``held_back``     published prefixes that are saved when they are evicted
-``saves``         from claims to records
+``saves``         prefixes that wait to be saved, and what is tried again
+``saving``        one of them, from claims to a record
+``pack_writes``   packs that are being written
+``generations``   records that were given up, and what goes with them
+``uses``          notes of what is of use, so that it is not collected
+``tasks``         tasks for an executor that may refuse them
 ``store_link``    one ``PrefixCache`` and one store
 
 A block of an outer tier is a *place*.  Claims name it like a block, by a number past

@@ -95,10 +95,11 @@ class Generations:
         last = self._leaving.get(producer)
         if last is None or last.counted or not last.task.done():
             return
-        if last.task.cancelled() or last.task.exception() is not None:
+        cancelled = last.task.cancelled()
+        error = None if cancelled else last.task.exception()
+        if cancelled or error is not None:
             last.counted = True
-            cancelled = last.task.cancelled()
-            self._watch.lookup_failed(None if cancelled else last.task.exception())
+            self._watch.lookup_failed(error)
             return
         del self._leaving[producer]
         known = self._seen.get(producer, 0)

@@ -7,7 +7,6 @@ two compiled steps.
 import collections
 import dataclasses
 from collections.abc import Callable
-from concurrent.futures import Executor
 
 import numpy as np
 
@@ -19,11 +18,10 @@ from hybridcache_jax.observe.declarations import SaveEnd
 from hybridcache_jax.observe.watch import Watch
 from hybridcache_jax.offload.saving import Save, Saving, Steps
 from hybridcache_jax.offload.whereabouts import Whereabouts
-from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.state import HybridCache
 from hybridcache_jax.store.pack import GonePackError
-from hybridcache_jax.store.prefix_store import PrefixStore, StoreError
+from hybridcache_jax.store.prefix_store import StoreError
 
 MOST_WAITING = 64
 """Saves that wait at most; what is published beyond them is not saved."""
@@ -61,29 +59,20 @@ class Saves:
     def __init__(
         self,
         plan: CapacityPlan,
-        store: PrefixStore,
-        executor: Executor,
-        index: PrefixIndex,
+        saving: Saving,
         whereabouts: Whereabouts,
         watch: Watch,
-        current: Callable[[Key], bool],
-        use: Callable[[Key, np.ndarray, Contents], None],
     ):
         """Nothing waits.
 
         Args:
           plan: the plan of the caches.
-          store: where to.
-          executor: runs what waits for the store.
-          index: says where blocks are.
-          whereabouts: has the blocks, and is told where they lie.
+          saving: takes each from beginning to end.
+          whereabouts: told of packs that are gone.
           watch: counts how saves end.
-          current: whether what is claimed may be saved under a key of the store; if
-            not, :meth:`give_up` is called meanwhile for what was claimed before.
-          use: told of what is in the store and was published again.
         """
         self._plan, self._watch, self._whereabouts = plan, watch, whereabouts
-        self._saving = Saving(plan, store, executor, index, whereabouts, current, use)
+        self._saving = saving
         self._waiting: collections.deque[_Turn] = collections.deque()
         # Saves that failed and are tried again; they do not count as waiting.
         self._failed: list[_Turn] = []

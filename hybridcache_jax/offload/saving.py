@@ -109,7 +109,8 @@ class Saving:
           executor: runs what waits for the store.
           index: says where blocks are.
           whereabouts: has the blocks, and is told where they lie.
-          current: whether what is claimed may be saved under a key of the store.
+          current: whether what is claimed may be saved under a key of the store; if
+            not, ``Saves.give_up`` is called meanwhile for what was claimed before.
           use: told of what is in the store and was published again.
         """
         self._plan, self._store, self._executor = plan, store, executor

@@ -18,6 +18,7 @@ from hybridcache_jax.offload.held_back import HeldBack, Published
 from hybridcache_jax.offload.lookups import Lookups
 from hybridcache_jax.offload.outer import Outer
 from hybridcache_jax.offload.saves import Saves
+from hybridcache_jax.offload.saving import Saving
 from hybridcache_jax.offload.uses import Uses
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key, Scope
@@ -70,7 +71,8 @@ class StoreLink:
         current = self._generations.current
         self._uses = Uses(store, executor, plan.spec.grid)
         use = self._uses.add
-        self.saves = Saves(plan, store, executor, index, where, watch, current, use)
+        saving = Saving(plan, store, executor, index, where, current, use)
+        self.saves = Saves(plan, saving, where, watch)
         self._discovery = Discovery(
             plan, store, executor, outer.tier, index, where, watch
         )
