@@ -4,9 +4,10 @@ A kind is tested by a property test that carries ``@pytest.mark.kind("K06")``, a
 scenario by tests named after it, as ``test_b27_...``.  What a kind or scenario says of
 outer tiers is tested by tests that also carry ``@pytest.mark.outer_tier("B41")``.
 
-What they say of host memory is not said of files: ``ON_DISK`` lists what speaks of
-files, processes and crashes; tests of it over a store are marked
-``@pytest.mark.on_disk("B52")``.
+What they say of host memory is not said of files: ``ON_DISK`` lists what a store has to
+hold as well; tests of it over a store are marked ``@pytest.mark.on_disk("B52")``.  Of
+every kind there one at least is a property test on a folder, which takes it, or what
+makes it, as a fixture.
 """
 
 import ast
@@ -55,8 +56,12 @@ OUTER = (
     *("B41", "B44", "B48", "B52", "B53", "B58", "B61", "B91"),
 )
 
-# What these say of files, processes and crashes needs tests of a store on disk.
-ON_DISK = ("K13", "K14", "K15", "B52", "B53", "B87", "B91", "B95")
+# What these say needs tests of a store on disk.
+ON_DISK = (
+    *("K08", "K09", "K10", "K11", "K12", "K13", "K14", "K15", "K16"),
+    *("B52", "B53", "B87", "B91", "B95"),
+)
+FOLDERS = {"folder", "tmp_path_factory"}
 
 # Not yet tested, and why.  An entry that has become untrue fails.
 NO_TEST: dict[str, str] = {}
@@ -74,31 +79,37 @@ def decorators(function):
 
 
 def inventory():
-    """Ids to names of tests: of kinds, of scenarios, of outer tiers, of disks."""
-    kinds, scenarios, outer, disk = (collections.defaultdict(list) for _ in range(4))
+    """Ids to names of tests: of kinds, of scenarios, of outer tiers, of disks.
+
+    The last has tests on folders alone, of kinds.
+    """
+    found = [collections.defaultdict(list) for _ in range(5)]
+    kinds, scenarios, outer, disk, folders = found
     for path in sorted(pathlib.Path(__file__).parents[1].rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef):
                 continue
             if not node.name.startswith("test_"):
                 continue
-            where, found = f"{path.name}::{node.name}", list(decorators(node))
-            names = {name for name, _ in found}
+            where, marks = f"{path.name}::{node.name}", list(decorators(node))
+            names = {name for name, _ in marks}
             scenario = re.match(r"test_(b\d\d)_", node.name)
             if scenario:
                 scenarios[scenario[1].upper()].append(where)
-            for name, ids in found:
+            for name, ids in marks:
                 if name == "kind":
                     assert "given" in names, f"{where} is no property test"
                     kinds[ids[0]].append(where)
                 if name in ("outer_tier", "on_disk"):
                     mine = [scenario[1].upper()] if scenario else []
-                    mine += [ids[0] for name, ids in found if name == "kind"]
+                    mine += [ids[0] for name, ids in marks if name == "kind"]
                     assert ids[0] in mine, f"{where} is no test of {ids[0]}"
                     (outer if name == "outer_tier" else disk)[ids[0]].append(where)
+                    if name == "on_disk" and FOLDERS & {a.arg for a in node.args.args}:
+                        folders[ids[0]].append(where)
             if "kind" in names or scenario:
                 assert not names & {"skip", "skipif", "xfail"}, where
-    return kinds, scenarios, outer, disk
+    return found
 
 
 FOUND = inventory()
@@ -123,14 +134,19 @@ def test_what_it_says_of_disks_has_a_test_or_is_listed(name):
     assert bool(tests) != (name in NO_DISK_TEST), (tests, NO_DISK_TEST.get(name))
 
 
+@pytest.mark.parametrize("name", [name for name in ON_DISK if name in KINDS])
+def test_a_kind_on_disk_has_a_property_test_on_a_folder(name):
+    assert FOUND[4][name]
+
+
 def test_every_id_is_one_that_exists():
-    kinds, scenarios, outer, disk = (set(found) for found in FOUND)
+    kinds, scenarios, outer, disk, folders = (set(found) for found in FOUND)
     assert len(KINDS) == 25
     assert len(SCENARIOS) == len(set(SCENARIOS)) == 35
     assert kinds <= set(KINDS)
     assert scenarios <= set(SCENARIOS)
     assert outer <= set(OUTER)
-    assert disk <= set(ON_DISK)
+    assert folders <= disk <= set(ON_DISK)
     assert set(NO_TEST) <= {*KINDS, *SCENARIOS}
     assert set(NO_OUTER_TEST) <= set(OUTER)
     assert set(NO_DISK_TEST) <= set(ON_DISK)

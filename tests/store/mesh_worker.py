@@ -138,11 +138,11 @@ def following(reads: np.ndarray) -> int:
     return int(np.rint(np.float64(8) * reads.sum(dtype=np.float64))) % toy.VOCAB
 
 
-def save(folder: str, layout: str) -> dict:
-    """Serves the prompt and saves it."""
+def save(folder: str, layout: str, prompt: Sequence[int]) -> dict:
+    """Serves a prompt and saves it."""
     some = Serving(folder, layout)
     before = some.spread()
-    answer = some.decode(PROMPT, some.match(PROMPT))
+    answer = some.decode(prompt, some.match(prompt))
     some.cache = some.prefixes.flush(some.cache)
     moved = some.spread() != before
     return answer | {"blocks": some.stored(), "spread": before, "moved": moved}

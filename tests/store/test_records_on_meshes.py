@@ -13,6 +13,8 @@ import sys
 
 import mesh_worker
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import hybridcache_jax as hc
 from hybridcache_jax.store.inventory import take_inventory
@@ -106,7 +108,7 @@ def expect_spread(answer, layout):
     ],
 )
 def test_what_one_mesh_saved_another_resumes(ask, tmp_path, before, after):
-    saved = ask("save", tmp_path, before)
+    saved = ask("save", tmp_path, before, mesh_worker.PROMPT)
     expect_spread(saved, before)
     assert (saved["tokens"], saved["differs"]) == (cold(mesh_worker.PROMPT), [])
     (record,) = take_inventory(hc.ObjectStore(tmp_path)).records
@@ -122,6 +124,36 @@ def test_what_one_mesh_saved_another_resumes(ask, tmp_path, before, after):
     # Four blocks of the history, and the last one of the windows of 3.
     assert len(loaded["blocks"]) == 5
     assert (loaded["tokens"], loaded["differs"]) == (cold(prompt), [])
+
+
+@pytest.mark.kind("K12")
+@pytest.mark.on_disk("K12")
+@settings(max_examples=6)
+@given(
+    before=st.sampled_from(sorted(mesh_worker.LAYOUTS)),
+    after=st.sampled_from(sorted(mesh_worker.LAYOUTS)),
+    prompt=st.lists(st.integers(0, 9), min_size=8, max_size=14),
+    other=st.integers(0, 9),
+)
+def test_any_mesh_resumes_what_any_other_saved_and_nothing_else(
+    ask, tmp_path_factory, before, after, prompt, other
+):
+    """Bit for bit, of as many tokens as are the same; a record is read without any."""
+    folder = tmp_path_factory.mktemp("meshes")
+    saved = ask("save", folder, before, prompt)
+    assert (saved["tokens"], saved["differs"]) == (cold(prompt), [])
+    records = take_inventory(hc.ObjectStore(folder)).records
+    assert max(record.stop for record in records) == len(saved["tokens"]) // 4 * 4
+    # Another last token of what was saved: the grid points before it are left.
+    asked = [*prompt[:-1], other, 7]
+    same = len(prompt) - 1 + (prompt[-1] == other)
+    loaded = ask("load", folder, after, asked)
+    assert loaded["waits"] == ["NEEDS_IO", same // 4 * 4]
+    assert loaded["ready"]
+    # Where windows are not kept they are replayed.
+    assert loaded["found"][1] == same // 4 * 4
+    assert loaded["blocks"].items() <= saved["blocks"].items()
+    assert (loaded["tokens"], loaded["differs"]) == (cold(asked), [])
 
 
 @pytest.mark.parametrize(

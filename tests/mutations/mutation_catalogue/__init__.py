@@ -7,6 +7,7 @@ one by one to a copy and runs the named tests there.
 from .blocks import BLOCKS
 from .claims import CLAIMS
 from .deadlines import DEADLINES
+from .folders import FOLDERS
 from .keeping import KEEPING
 from .kernels import KERNELS
 from .leases import LEASES
@@ -37,6 +38,7 @@ MUTATIONS = (
     *TIERS,
     *STORES,
     *SAVES,
+    *FOLDERS,
     *KEEPING,
     *KERNELS,
 )

@@ -1,0 +1,45 @@
+"""Mistakes on the way to a record and back that host memory does not show."""
+
+from .record import Mutation
+
+_KEYS = "tests/faults/test_keys_in_folders.py::"
+_BLOCKS = "tests/faults/test_blocks_in_folders.py::"
+
+FOLDERS = (
+    Mutation(
+        "salt-lost-on-the-way-to-a-store",
+        "store/trust.py",
+        "stored = dataclasses.replace(key, generation=now)",
+        "stored = dataclasses.replace("
+        "key, identity=key.identity.within(None), generation=now)",
+        "tenants who share nothing in memory share their records",
+        (
+            _KEYS + "test_a_record_is_found_under_its_own_key_and_under_no_other",
+            _KEYS + "test_nothing_that_b_can_observe_of_a_folder_depends_on_a",
+        ),
+    ),
+    Mutation(
+        "contents-lost-on-the-way-to-a-store",
+        "store/trust.py",
+        "contents.before(len(tokens))",
+        "Contents()",
+        "a question about one picture is answered from the record of another",
+        (_KEYS + "test_as_much_is_found_as_has_equal_tokens_and_contents",),
+    ),
+    Mutation(
+        "layout-of-records-not-compared",
+        "offload/stored_blocks.py",
+        "expected = pool.name, pool.form.name, pool.block_tokens, layout_of(pool)",
+        "expected = pool.name, pool.form.name, pool.block_tokens, part.planes",
+        "bits of another dtype are read as if they were of one's own",
+        (_BLOCKS + "test_bits_come_back_as_they_were_or_the_layout_is_refused",),
+    ),
+    Mutation(
+        "a-save-keeps-the-cache-of-before",
+        "offload/saving.py",
+        "            cache, holds = yield\n",
+        "            cache, holds = yield\n            yield\n",
+        "a save copies from memory that a step has donated since, and ends",
+        (_BLOCKS + "test_saves_hold_what_was_there_when_they_were_called",),
+    ),
+)
