@@ -135,12 +135,17 @@ class Node:
       content_keys: ``[n]``, what is compared where some tokens have content; None
         where the ids are.
       children: by their first grid unit.
+      packed: what is compared, as bytes; ``ids`` is a view of them.
     """
 
     tokens: np.ndarray
     claimed: tuple[np.ndarray, ...]
     content_keys: np.ndarray | None = None
     children: Children = dataclasses.field(default_factory=Children)
+    packed: bytes = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self._pack()
 
     @property
     def ids(self) -> np.ndarray:
@@ -172,12 +177,30 @@ class Node:
             None if keys is None else keys[start:stop].copy(),
         )
 
+    def common(self, ids: np.ndarray) -> int:
+        """How many leading ones of ``[n]`` int32 contiguous ids the edge shares."""
+        ids = ids[: len(self.tokens)]
+        # Bytes are compared in one go, without an array of what differs.
+        if self.packed.startswith(ids.data):
+            return len(ids)
+        return int((self.ids[: len(ids)] != ids).argmax())
+
     def extend(self, rest: "Node", sizes: Sizes) -> None:
         """Makes the edge longer by another one."""
         if self.content_keys is not None or rest.content_keys is not None:
             self.content_keys = join([self.ids, rest.ids])
         self.tokens = join([self.tokens, rest.tokens])
         self.claimed = sizes.joined([self, rest])
+        self._pack()
+
+    def _pack(self) -> None:
+        self.packed = self.ids.tobytes()
+        # In the place of the array: not twice the memory.
+        ids = np.frombuffer(self.packed, np.int32)
+        if self.content_keys is None:
+            self.tokens = ids
+        else:
+            self.content_keys = ids
 
 
 def join(parts: Sequence[np.ndarray]) -> np.ndarray:

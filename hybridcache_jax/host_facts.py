@@ -1,5 +1,6 @@
 """The facts of one moment, on the host: blocks of the device and places outside it."""
 
+import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -23,6 +24,9 @@ class Columns(NamedTuple):
     version: np.ndarray
     provenance: np.ndarray
     first: np.ndarray
+
+
+_columns = operator.attrgetter(*Columns._fields)
 
 
 class HostFacts:
@@ -138,9 +142,8 @@ class HostFacts:
     def _facts(self, pool: int) -> Columns:
         """One pool's facts as NumPy arrays; waits for the last step to finish."""
         if pool not in self._columns:
-            table = self._tables[pool]
-            columns = (np.asarray(getattr(table, name)) for name in Columns._fields)
-            self._columns[pool] = Columns(*columns)
+            columns = _columns(self._tables[pool])
+            self._columns[pool] = Columns(*map(np.asarray, columns))
         return self._columns[pool]
 
     def _claim(

@@ -125,14 +125,14 @@ class PrefixIndex:
           tokens: ``[n]`` int32.
           contents: what some of them stand for.
         """
-        ids = self._content_keys.asked(tokens, contents)
+        ids = np.ascontiguousarray(self._content_keys.asked(tokens, contents))
         children = self._roots.get(key, Children())
         at, path = 0, []
         while True:
             node = children.get(self._unit(ids, at))
             if node is None:
                 break
-            same = _common(node.ids, ids[at:])
+            same = node.common(ids[at:])
             whole = same - same % self._grid
             path.append((node, whole))
             at += whole
@@ -142,7 +142,7 @@ class PrefixIndex:
         # No child shares a whole grid unit; the nearest one says where they part.
         beyond, parted = 0, None
         for node in children.nearest(self._unit(ids, at)):
-            same = _common(node.ids[: self._grid], ids[at:])
+            same = node.common(ids[at : at + self._grid])
             if parted is None or same > beyond:
                 beyond, parted = same, (node, same)
         return self._claims(path, at, at + beyond, parted)
@@ -186,7 +186,7 @@ class PrefixIndex:
             if node is None:
                 self._grow(path, children, unit, fresh.part(at, total, self._sizes))
                 break
-            same = _common(node.ids, fresh.ids[at:])
+            same = node.common(fresh.ids[at:])
             whole = same - same % self._grid
             if whole < len(node.tokens):
                 node = self._split(children, unit, node, whole)
@@ -369,7 +369,9 @@ class PrefixIndex:
             self._sizes.of(claimed, pool)[:, : length // size]
             for pool, size in enumerate(self._sizes.tokens)
         ]
-        edges = tuple(node.tokens[:n] for node, n in path)
+        edges = [node.tokens for node, _ in path]
+        if path:
+            edges[-1] = edges[-1][: path[-1][1]]
         token, content = -1, None
         if parted is not None:
             node, place = parted
@@ -379,7 +381,7 @@ class PrefixIndex:
             length=length,
             shared=shared,
             stored_token=token,
-            edges=edges,
+            edges=tuple(edges),
             blocks=tuple(ids for ids, _ in pairs),
             epochs=tuple(epochs for _, epochs in pairs),
             stored_content=content,
@@ -398,13 +400,3 @@ class PrefixIndex:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Number of leading tokens that two arrays share."""
-    length = min(len(a), len(b))
-    if length == 0:
-        return 0
-    different = a[:length] != b[:length]
-    place = int(different.argmax())
-    return place if different[place] else length

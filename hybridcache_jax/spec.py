@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -196,7 +197,7 @@ class CacheSpec:
         layers = load_config(config).layers(cache_format)
         return cls.from_layers(layers, block_tokens=block_tokens)
 
-    @property
+    @functools.cached_property
     def grid(self) -> int:
         """Tokens between resume points: lcm of block sizes and ratios."""
         return math.lcm(

@@ -11,7 +11,9 @@ their arguments: NumPy arrays on the host, traced arrays inside a compiled step.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hybridcache_jax._typing import Array
 from hybridcache_jax.codes import Provenance, Reason, Stage
@@ -178,28 +180,20 @@ def readable(
     # what the claims have in common before any is looked up.
     alike = getattr(version, "ndim", 0) == getattr(provenance, "ndim", 0) == 0
     many = alike and 4 * ids.size >= table.stage.shape[0]
-    seen = _Common(*(getattr(table, name) for name in _Common._fields))
+    common = table.stage, table.form, table.version, table.provenance
     if not many:
-        seen = _Common(*(_taken(column, ids) for column in seen))
+        common = (_taken(column, ids) for column in common)
+    stage, label, writer, least = common
     # The own label is resident and a finished block is not in quarantine: these two
     # stand for four reasons.
-    sound = _done(seen.stage, writable) & (seen.form == int(form))
-    sound = sound & (seen.version == version) & (seen.provenance <= provenance)
+    sound = _done(stage, writable) & (label == int(form))
+    sound = sound & (writer == version) & (least <= provenance)
     return good & (_taken(sound, ids) if many else sound)
-
-
-class _Common(NamedTuple):
-    """The facts that claims of one prefix have in common."""
-
-    stage: Array
-    form: Array
-    version: Array
-    provenance: Array
 
 
 def _inside(table, ids: Array) -> Array:
     # Negative ones become large.
-    return ids.astype("uint32") < table.stage.shape[0]
+    return ids.astype(np.uint32) < table.stage.shape[0]
 
 
 def _taken(column: Array, ids: Array) -> Array:
