@@ -30,6 +30,14 @@ CLAIMS = (
         ),
     ),
     Mutation(
+        "edge-compared-by-its-beginning",
+        "claims.py",
+        "self.packed.startswith(ids.data)",
+        "self.packed.startswith(ids[:1].data)",
+        "a prompt that goes another way on an edge finds what follows there",
+        INDEX,
+    ),
+    Mutation(
         "hole-not-rounded",
         "index_pruning.py",
         "length = min(length, hole - hole % self._grid)",

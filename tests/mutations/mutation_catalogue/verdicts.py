@@ -16,7 +16,7 @@ VERDICTS = (
     Mutation(
         "version-not-compared",
         "validate.py",
-        "(seen.version == version) & ",
+        "(writer == version) & ",
         "",
         "entries of other weights count as held",
         (
@@ -115,7 +115,7 @@ VERDICTS = (
     Mutation(
         "provenance-not-compared",
         "validate.py",
-        " & (seen.provenance <= provenance)",
+        " & (least <= provenance)",
         "",
         "an exact reader is told to read approximate blocks",
         (
