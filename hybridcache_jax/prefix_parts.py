@@ -91,7 +91,8 @@ class PrefixParts:
             for one, and finds nothing after ``patience``.  While it takes no task, what
             needs one fails as it does when the store fails.
           patience: seconds that :meth:`match` waits for the store to say what it has;
-            what it says later is not used, and until then it is not asked again.
+            until it has said so it is not asked again, and what it says late is where
+            the next :meth:`match` begins that shares the prompt's beginning.
           clock: seconds, such as ``time.perf_counter``; with it every load is measured,
             from :meth:`load` to the :meth:`poll` that brings it, and ``cost`` learns
             from it.  None to measure nothing: equal histories then give equal plans.

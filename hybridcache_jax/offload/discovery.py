@@ -19,8 +19,9 @@ from hybridcache_jax.offload.tasks import submitted
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
+from hybridcache_jax.store.finding import Found
 from hybridcache_jax.store.prefix_store import PrefixStore
-from hybridcache_jax.store.records import Found, Prefix
+from hybridcache_jax.store.records import Prefix
 from hybridcache_jax.store.ticks import mark_used
 
 

@@ -30,16 +30,11 @@ from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key
 from hybridcache_jax.spec import CacheSpec
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store.finding import Found, find_records
 from hybridcache_jax.store.manifest import BlockPlace, Manifest
 from hybridcache_jax.store.pack import GonePackError
 from hybridcache_jax.store.prefix_store import PrefixStore
-from hybridcache_jax.store.records import (
-    Found,
-    PoolBlocks,
-    Prefix,
-    find_records,
-    write_record,
-)
+from hybridcache_jax.store.records import PoolBlocks, Prefix, write_record
 from hybridcache_jax.store.ticks import tick
 from hybridcache_jax.store.trust import stored_prefix
 

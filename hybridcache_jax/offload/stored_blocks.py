@@ -5,8 +5,9 @@ from collections.abc import Collection
 
 from hybridcache_jax.forms import RULES, required
 from hybridcache_jax.spec import CacheSpec, PoolSpec
+from hybridcache_jax.store.finding import Found
 from hybridcache_jax.store.manifest import BlockPlace, Manifest, PoolPart
-from hybridcache_jax.store.records import Found, layout_of
+from hybridcache_jax.store.records import layout_of
 
 # A block of a prefix: index of its pool, and its number there.
 Block = tuple[int, int]

@@ -13,8 +13,8 @@ from blake3 import blake3
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.offload.tasks import submitted
 from hybridcache_jax.rollout import Key
+from hybridcache_jax.store.finding import find_records
 from hybridcache_jax.store.prefix_store import PrefixStore
-from hybridcache_jax.store.records import find_records
 from hybridcache_jax.store.ticks import mark_used, tick
 from hybridcache_jax.store.trust import stored_prefix
 

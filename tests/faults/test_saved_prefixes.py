@@ -23,7 +23,7 @@ from hybridcache_jax.contents import Contents
 from hybridcache_jax.forms import RULES
 from hybridcache_jax.offload import pack_writes, saves, saving
 from hybridcache_jax.offload.loads import LoadStage
-from hybridcache_jax.store import records
+from hybridcache_jax.store import finding
 from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.prefix_store import StoreError
@@ -477,7 +477,7 @@ def test_many_documents_behind_one_beginning_are_each_found(monkeypatch):
 
     Each leaves the beginning that all share at a place of its own, or at the same one.
     """
-    monkeypatch.setattr(records, "_MOST_OPENED", 2)
+    monkeypatch.setattr(finding, "_MOST_OPENED", 2)
     some = toy.EVERY_KIND["fine"]()
     rng = np.random.default_rng(5)
     shared = rng.integers(1, 9, 4 * some.grid).tolist()

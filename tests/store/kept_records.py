@@ -8,12 +8,12 @@ import hybridcache_jax as hc
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.offload.payload import Payload
 from hybridcache_jax.rollout import Key
+from hybridcache_jax.store.finding import find_records
 from hybridcache_jax.store.pack import read_blocks
 from hybridcache_jax.store.prefix_store import checked_name
 from hybridcache_jax.store.records import (
     PoolBlocks,
     Prefix,
-    find_records,
     layout_of,
     write_record,
 )

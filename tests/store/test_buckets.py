@@ -20,12 +20,12 @@ from hybridcache_jax import Verdict
 from hybridcache_jax.store import trust
 from hybridcache_jax.store.collection import collect
 from hybridcache_jax.store.exports import export_records
+from hybridcache_jax.store.finding import find_records
 from hybridcache_jax.store.imports import import_records
 from hybridcache_jax.store.objects import ObjectStore
 from hybridcache_jax.store.orbax_store import OrbaxPrefixStore
 from hybridcache_jax.store.pack import read_blocks, write_blocks
 from hybridcache_jax.store.prefix_store import ShortObjectError, StoreError
-from hybridcache_jax.store.records import find_records
 from hybridcache_jax.store.snapshot_manifest import SnapshotError
 from hybridcache_jax.store.usage import measure
 from hybridcache_jax.store.verification import verify

@@ -14,9 +14,9 @@ from small_records import expected, look, prefix, save
 
 import hybridcache_jax.store
 from hybridcache_jax.store import manifest as lib
+from hybridcache_jax.store.finding import find_records
 from hybridcache_jax.store.manifest import Manifest, ManifestError, decode, encode
 from hybridcache_jax.store.objects import ObjectStore
-from hybridcache_jax.store.records import find_records
 from hybridcache_jax.testing.stores import MemoryStore as Memory
 
 ONE, TWO, THREE = [1, 2, 3], [1, 2, 3, 4, 5], [7, 8]

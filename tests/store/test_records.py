@@ -12,13 +12,13 @@ from kept_records import GRID, HISTORY, KEY, WINDOW, block
 
 from hybridcache_jax.contents import Contents
 from hybridcache_jax.rollout import Key
+from hybridcache_jax.store.finding import find_records
 from hybridcache_jax.store.keys import keyed_blake3
 from hybridcache_jax.store.manifest import decode, encode
 from hybridcache_jax.store.pack import read_blocks
 from hybridcache_jax.store.records import (
     PoolBlocks,
     Prefix,
-    find_records,
     layout_of,
     write_record,
 )

@@ -1,8 +1,9 @@
-"""Mistakes on the way to a record and back that host memory does not show."""
+"""Mistakes on the way to a record and back, which host memory does not show."""
 
 from .record import Mutation
 
 _KEYS = "tests/faults/test_keys_in_folders.py::"
+_LATE = "tests/faults/test_late_lookups.py::"
 _BLOCKS = "tests/faults/test_blocks_in_folders.py::"
 
 FOLDERS = (
@@ -41,5 +42,21 @@ FOLDERS = (
         "            cache, holds = yield\n            yield\n",
         "a save copies from memory that a step has donated since, and ends",
         (_BLOCKS + "test_saves_hold_what_was_there_when_they_were_called",),
+    ),
+    Mutation(
+        "late-answers-thrown-away",
+        "offload/lookups.py",
+        "            self._kept = [*self._kept, (key, late.result())][-_MOST_KEPT:]\n",
+        "            pass\n",
+        "a chain of records in a store far away is never found",
+        (_LATE + "test_a_chain_that_is_told_late_is_found_at_the_next_match",),
+    ),
+    Mutation(
+        "late-answers-outlive-their-records",
+        "store/finding.py",
+        "if keys[at : at + 1] == [record.parent]:",
+        "if at < len(keys):",
+        "what was found before it was given up is found once more",
+        (_LATE + "test_what_was_told_late_and_given_up_since_is_not_used",),
     ),
 )

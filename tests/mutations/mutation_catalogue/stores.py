@@ -76,8 +76,8 @@ STORES = (
     ),
     Mutation(
         "record-under-another-name",
-        "store/records.py",
-        'if record.key.hex() != name.rpartition("/")[2]:',
+        "store/finding.py",
+        "if record.key.hex() != _end(name):",
         "if False:",
         "a record in another's place is passed by without a reason",
         (_DAMAGE + "test_files_in_each_others_place_are_found",),
