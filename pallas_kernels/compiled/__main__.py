@@ -14,7 +14,7 @@ def main() -> int:
     os.environ.update({**ENVIRONMENT, **os.environ})
     # JAX reads those variables when it is imported.
     from pallas_kernels.compiled.cases import cases
-    from pallas_kernels.compiled.matrix import WANTED, compile_all
+    from pallas_kernels.compiled.matrix import WANTED, compile_all, outdated
     from pallas_kernels.compiled.outcomes import keep, kept
     from pallas_kernels.compiled.table import WRITTEN, markdown
     from pallas_kernels.compiled.targets import missing, versions
@@ -34,6 +34,11 @@ def main() -> int:
         "--kernels",
         choices=("auto", "xla", "mosaic_tpu", "mosaic_gpu"),
         help="default: what the table has of each target",
+    )
+    parser.add_argument(
+        "--outdated",
+        action="store_true",
+        help="only what was kept of another text of a kernel, or not at all",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object")
@@ -66,9 +71,11 @@ def main() -> int:
             skipped[target] = reason
             print(f"{target}: skipped, {reason}", file=sys.stderr)
             continue
-        found = []
+        found, mine = [], chosen
+        if options.outdated:
+            mine = outdated(target, chosen, kept())
         wanted = options.kernels or WANTED[target]
-        for outcome, seconds in compile_all(target, chosen, wanted):
+        for outcome, seconds in compile_all(target, mine, wanted):
             found.append(outcome)
             if not options.json:
                 print(_line(outcome, seconds), flush=True)

@@ -19,7 +19,8 @@ from pallas_kernels.paged_decode.api import paged_attention
 from pallas_kernels.source import Source
 from pallas_kernels.window_decode.api import window_attention
 
-# So many blocks that no compiler keeps a plane in fast memory: pools are large.
+# So many blocks, of 64 entries, that no compiler keeps a plane in fast memory, and that
+# nothing else in a program is as large: pools are large.
 ROWS, COLUMNS, BLOCKS, LAYERS = 4, 64, 8192, 2
 WINDOW, SELECTED = 512, 2048
 
@@ -34,7 +35,7 @@ class Case:
       pool: the layout.
       group: query heads per KV head, or heads of the indexer.
       width: queries of a row in a step.
-      backends: what it is compiled for.
+      window: positions that a query of ``window_decode`` sees.
     """
 
     operation: str
@@ -42,7 +43,7 @@ class Case:
     pool: CasePool
     group: int
     width: int
-    backends: tuple[str, ...] = ("tpu", "gpu")
+    window: int = WINDOW
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
@@ -56,14 +57,14 @@ class Case:
 
     def planes(self, backend: str) -> dict[str, jax.ShapeDtypeStruct]:
         """The arrays of the pool, as a backend has them."""
-        found = {}
+        found, blocks = {}, BLOCKS * 64 // self.pool.block_entries
         for plane in self.pool.entry.planes:
             block, dtype = (self.pool.block_entries, plane.width), plane.dtype
             if backend == "tpu":
                 lanes = Lanes.of(self.pool, plane)
                 block = (lanes.rows, LANES)
                 dtype = WORD.name if lanes.turned else dtype
-            shape = (LAYERS, BLOCKS, *block)
+            shape = (LAYERS, blocks, *block)
             found[plane.name] = jax.ShapeDtypeStruct(shape, named_dtype(dtype))
         return found
 
@@ -121,8 +122,8 @@ def _read(case: Case, kernel: Kernel, planes, arguments):
         query,
         source,
         table,
-        first_visible=lambda p: jnp.maximum(p - WINDOW + 1, 0),
-        reach=WINDOW - 1,
+        first_visible=lambda p: jnp.maximum(p - case.window + 1, 0),
+        reach=case.window - 1,
         **options,
     )
 
@@ -131,7 +132,7 @@ def cases() -> tuple[Case, ...]:
     """All of them: decoding in every dtype, and chunks of 16 tokens in some."""
     ordered, every = ("window_decode", "paged_decode"), ("bfloat16", "float32", FP8)
     selected, ranked = ("paged_decode", "indexed_decode"), ("indexer_scores",)
-    attended = (*ordered, "indexed_decode")
+    attended, window = (*ordered, "indexed_decode"), ("window_decode",)
     found = []
     for dtype in every:
         for name, pool, group, operations in (
@@ -145,21 +146,21 @@ def cases() -> tuple[Case, ...]:
             for operation in operations:
                 for width in (1, 16) if dtype == "bfloat16" else (1,):
                     found.append(Case(operation, name, pool, group, width))
-    # Of widths that are no whole tiles: padded on TPUs.
+    # Of widths that are no whole tiles of a TPU, where they are padded, among them what
+    # DeepSeek-V3.2 and V4 keep; and other forms of the same.
+    for dtype in every:
+        for name, pool, group, operations in (
+            ("1 head of 64", layouts.heads(1, 64, dtype), 8, ordered),
+            ("1 head of 576", layouts.heads(1, 576, dtype), 8, ordered),
+            ("latent 512 + 64", layouts.latent(64, dtype), 128, selected),
+            ("row of 448 + 64", layouts.two_parts(64, dtype), 64, selected),
+            ("16 of 448 + 64", layouts.two_parts(16, dtype), 64, selected),
+            ("row of 448 + 64", layouts.two_parts(128, dtype, 1), 64, window),
+        ):
+            found += [Case(read, name, pool, group, 1) for read in operations]
     for name, pool, group, operations in (
-        *(
-            each
-            for dtype in every
-            for each in (
-                ("1 head of 64", layouts.heads(1, 64, dtype), 8, ordered),
-                ("latent 512 + 64", layouts.latent(64, dtype), 128, selected),
-                ("row of 448 + 64", layouts.two_parts(64, dtype), 64, selected),
-                ("16 of 448 + 64", layouts.two_parts(16, dtype), 64, selected),
-            )
-        ),
-        ("row of 448 + 64", layouts.two_parts(128, FP8, 1), 64, ("window_decode",)),
         ("8 heads of 128", layouts.heads(8, 128, INT8), 4, attended),
         ("8 heads of 64", layouts.heads(8, 64, INT8), 8, ordered),
     ):
-        found += [Case(read, name, pool, group, 1, ("tpu",)) for read in operations]
+        found += [Case(read, name, pool, group, 1) for read in operations]
     return tuple(found)

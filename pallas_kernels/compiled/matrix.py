@@ -7,13 +7,21 @@ import functools
 import multiprocessing
 from collections.abc import Iterable, Iterator
 
-from pallas_kernels.choice import choose
+from pallas_kernels.choice import Kernel, choose
 from pallas_kernels.compiled.accelerators import GPUS, TPUS, platform_of
-from pallas_kernels.compiled.cases import Case
+from pallas_kernels.compiled.cases import (
+    BLOCKS,
+    COLUMNS,
+    LAYERS,
+    ROWS,
+    SELECTED,
+    Case,
+)
 from pallas_kernels.compiled.copies import large_moves
-from pallas_kernels.compiled.outcomes import Outcome
+from pallas_kernels.compiled.outcomes import Outcome, Outcomes
+from pallas_kernels.compiled.sources import fingerprint
 from pallas_kernels.compiled.targets import compile_for
-from pallas_kernels.contracts import MOSAIC_GPU
+from pallas_kernels.contracts import KERNELS, MOSAIC_GPU
 
 # Where there are kernels for a card, XLA is compiled for the others only.
 WANTED = {
@@ -46,18 +54,56 @@ def compile_all(
 
     Args:
       target: accelerator.
-      cases: reads; those for other backends are left out.
+      cases: reads.
       wanted: as for ``choice.choose``.
 
     Returns:
       What came of each, and the seconds it took.
     """
-    backend = _backend(target)
     with process() as executor:
         yield from executor.map(
-            functools.partial(compile_one, target, wanted=wanted),
-            [case for case in cases if backend in case.backends],
+            functools.partial(compile_one, target, wanted=wanted), tuple(cases)
         )
+
+
+def outdated(target: str, cases: Iterable[Case], known: Outcomes) -> list[Case]:
+    """Cases that were not compiled for a target from the text that is here.
+
+    Args:
+      target: accelerator.
+      cases: reads.
+      known: what is kept.
+    """
+    sources = {
+        each.case: each.source for each in known.outcomes if each.target == target
+    }
+    return [
+        case
+        for case in cases
+        if sources.get(case.identity) != source_of(target, case, WANTED[target])
+    ]
+
+
+def source_of(target: str, case: Case, wanted: str) -> str:
+    """What ``Outcome.source`` is of a case compiled from the text that is here.
+
+    Args:
+      target: accelerator.
+      case: the read.
+      wanted: as for ``choice.choose``.
+    """
+    kernel = _kernel(case, _backend(target), wanted)
+    form = (case, ROWS, COLUMNS, BLOCKS, LAYERS, SELECTED)
+    return fingerprint(case.operation, kernel.implementation, form)
+
+
+def _kernel(case: Case, backend: str, wanted: str) -> Kernel:
+    """What is compiled where an implementation is wanted."""
+    if wanted in KERNELS:
+        refusal = KERNELS[wanted][case.operation].refusal_of(case.pool)
+        if refusal is not None:
+            return Kernel("xla", refusal)
+    return choose(case.operation, case.pool, backend=backend, wanted=wanted)
 
 
 def _backend(target: str) -> str:
@@ -73,13 +119,11 @@ def compile_one(target: str, case: Case, wanted: str = "auto") -> tuple[Outcome,
       wanted: as for ``choice.choose``.
 
     Returns:
-      What came of it, and the seconds it took.
-
-    Raises:
-      ValueError: if the kernel asked for does not accept the layout.
+      What came of it, and the seconds it took; of plain XLA if the kernel that was
+      asked for does not accept the layout.
     """
     backend = _backend(target)
-    kernel = choose(case.operation, case.pool, backend=backend, wanted=wanted)
+    kernel = _kernel(case, backend, wanted)
     outcome = Outcome(
         target,
         case.operation,
@@ -87,6 +131,7 @@ def compile_one(target: str, case: Case, wanted: str = "auto") -> tuple[Outcome,
         case.dtype,
         case.width,
         kernel.implementation,
+        source=source_of(target, case, wanted),
     )
     try:
         compiled, seconds = compile_for(target, *case.program(kernel, backend))

@@ -23,6 +23,7 @@ class Outcome:
       temporary_bytes: scratch memory of the program.
       moves: what copies a layer of the pool, converts it or lays it out anew.
       refusal: what the compiler said; None if it compiled.
+      source: what it was compiled from, see ``sources.fingerprint``.
     """
 
     target: str
@@ -34,6 +35,7 @@ class Outcome:
     temporary_bytes: int = 0
     moves: tuple[str, ...] = ()
     refusal: str | None = None
+    source: str = ""
 
     @property
     def case(self) -> tuple[str, str, str, int]:

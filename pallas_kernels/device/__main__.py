@@ -9,6 +9,7 @@ import sys
 
 import jax
 
+from pallas_kernels.compiled.accelerators import GPUS
 from pallas_kernels.compiled.cases import cases
 from pallas_kernels.device import results, suite
 
@@ -24,6 +25,12 @@ def main() -> int:
     parser.add_argument(
         "--width", action="append", type=int, help="queries of a row, default: all"
     )
+    parser.add_argument(
+        "--rehearse",
+        action="store_true",
+        help="on a CPU, with little to read: all that happens on an accelerator, also "
+        "clocks; nothing is kept",
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object")
     output.add_argument(
@@ -32,6 +39,10 @@ def main() -> int:
     options = parser.parse_args()
     backend = jax.default_backend()
     device = results.INTERPRETER if backend == "cpu" else jax.devices()[0].device_kind
+    if options.rehearse:
+        if options.write or backend != "cpu":
+            parser.error("--rehearse is for CPUs, and keeps nothing")
+        device = results.REHEARSAL
     chosen = [
         case
         for case in cases()
@@ -41,7 +52,8 @@ def main() -> int:
         if not options.width or case.width in options.width
     ]
     found = []
-    for result in suite.run(chosen, backend):
+    ran = suite.rehearse(chosen) if options.rehearse else suite.run(chosen, backend)
+    for result in ran:
         found.append(result)
         if not options.json:
             print(_line(result), flush=True)
@@ -51,13 +63,27 @@ def main() -> int:
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         versions={name: importlib.metadata.version(name) for name in ("jax", "jaxlib")},
         results=tuple(found),
+        bandwidth=_bandwidth(backend, device),
     )
     if options.json:
         print(json.dumps(dataclasses.asdict(made)))
+    else:
+        print(results.markdown([made]), end="")
     if options.write:
         results.keep(made)
         results.WRITTEN.write_text(results.markdown(results.kept()))
     return 0 if found and all(result.good for result in found) else 1
+
+
+def _bandwidth(backend: str, device: str) -> float | None:
+    """What the memory of the device can, bytes per second."""
+    if backend == "tpu":
+        from jax.experimental.pallas import tpu as pltpu
+
+        info = pltpu.get_tpu_info()
+        return float(info.mem_bw_bytes_per_second * info.num_cores)
+    known = {card.name: float(card.bandwidth) for card in GPUS.values()}
+    return known.get(device)
 
 
 def _line(result: results.Result) -> str:

@@ -11,18 +11,22 @@ KEPT = Path(__file__).with_name("results.json")
 WRITTEN = Path(__file__).parents[1] / "RESULTS.md"
 """Where the table of that lies."""
 
-INTERPRETER = "interpreter"
-"""The device of a run where there was none."""
+INTERPRETER, REHEARSAL = "interpreter", "rehearsal (interpreted)"
+"""The device of a run where there was none, and of one that is never kept."""
 
 _HEAD = """# Kernels that ran
 
 Every read, run and compared with float64. The error is the largest of any output, \
 relative to the largest value of its row; for rankings, of the score of what was \
-chosen. Bandwidth is bytes that the read must move over the time it took, and XLA's \
-time is for the same read. Accelerators that no run is kept of: {missing}.
+chosen. Bandwidth is bytes that the read must move over the time it took, in \
+parentheses over what the device's memory can; the goal is 0.85. XLA's time is for the \
+same read, and so is that of the nearest kernel that JAX ships, over ours; or it says \
+why none is near. Accelerators that no run is kept of: {missing}.
 
 Made by `python -m pallas_kernels.device --write` from `device/results.json`.
 """
+
+_RESULTS = ("by", "error", "GB/s", "XLA / kernel", "JAX's / kernel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Result:
       nbytes: bytes that the read must move.
       seconds: of one call; None where it was interpreted.
       xla_seconds: of the same read by XLA; None where it was interpreted.
+      public: name of the nearest kernel that JAX ships, or why none is; None where it
+        was interpreted.
+      public_error: largest relative error of that one.
+      public_seconds: of one call of that one.
     """
 
     operation: str
@@ -52,6 +60,9 @@ class Result:
     nbytes: int
     seconds: float | None = None
     xla_seconds: float | None = None
+    public: str | None = None
+    public_error: float | None = None
+    public_seconds: float | None = None
 
     @property
     def good(self) -> bool:
@@ -69,6 +80,7 @@ class Run:
       date: of the run.
       versions: of the packages.
       results: one per case.
+      bandwidth: of the device's memory, bytes per second; None if it is not known.
     """
 
     device: str
@@ -76,6 +88,7 @@ class Run:
     date: str
     versions: dict[str, str]
     results: tuple[Result, ...]
+    bandwidth: float | None = None
 
     def right(self, implementation: str, operation: str, dtype: str) -> bool:
         """Whether a kernel ran, and was right in every layout.
@@ -112,7 +125,12 @@ def keep(run: Run, path: Path = KEPT) -> None:
     Args:
       run: the run.
       path: the file.
+
+    Raises:
+      ValueError: for a rehearsal.
     """
+    if run.device == REHEARSAL:
+        raise ValueError("A rehearsal is not kept: run it without --rehearse.")
     runs = [each for each in kept(path) if each.device != run.device]
     data = [dataclasses.asdict(each) for each in (*runs, run)]
     path.write_text(json.dumps(data, indent=1) + "\n")
@@ -134,20 +152,25 @@ def markdown(runs: Iterable[Run]) -> str:
 def _table(run: Run) -> str:
     versions = ", ".join(f"{name} {text}" for name, text in run.versions.items())
     lines = [
-        ["read", "layout", "dtype", "queries", "by", "error", "GB/s", "XLA / kernel"],
-        ["---"] * 5 + ["---:"] * 3,
-        *(_row(each) for each in run.results),
+        ["read", "layout", "dtype", "queries", *_RESULTS],
+        ["---"] * 5 + ["---:"] * 3 + ["---"],
+        *(_row(each, run.bandwidth) for each in run.results),
     ]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"\n## {run.device}\n\n{run.date}, {versions}\n\n{table}\n"
 
 
-def _row(each: Result) -> list[str]:
+def _row(each: Result, peak: float | None) -> list[str]:
     bandwidth = ratio = "-"
+    near = each.public or "-"
     if each.seconds is not None:
-        bandwidth = f"{each.nbytes / each.seconds / 1e9:.0f}"
+        speed = each.nbytes / each.seconds
+        bandwidth = f"{speed / 1e9:.0f}" + (f" ({speed / peak:.2f})" if peak else "")
         if each.xla_seconds is not None:
             ratio = f"{each.xla_seconds / each.seconds:.2f}"
+        if each.public_seconds is not None:
+            near = f"{each.public_seconds / each.seconds:.2f} {each.public}"
+            near += f", error {each.public_error:.1e}"
     return [
         each.operation,
         each.layout,
@@ -157,4 +180,5 @@ def _row(each: Result) -> list[str]:
         f"{each.error:.1e}" + ("" if each.good else " **wrong**"),
         bandwidth,
         ratio,
+        near,
     ]

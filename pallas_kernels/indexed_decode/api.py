@@ -48,9 +48,17 @@ def selected_attention(
     if kernel.implementation == "mosaic_gpu":
         # Pallas takes long to import, and most processes need none of it.
         from pallas_kernels.indexed_decode import mosaic_gpu
+        from pallas_kernels.mosaic_gpu.interpreter import interpreter
 
         return mosaic_gpu.selected_attention(
-            query, source, blocks, selected, **rows, scale=scale, soft_cap=soft_cap
+            query,
+            source,
+            blocks,
+            selected,
+            **rows,
+            scale=scale,
+            soft_cap=soft_cap,
+            interpret=interpreter(kernel.interpret),
         )
     if kernel.implementation == "mosaic_tpu":
         from pallas_kernels.indexed_decode import mosaic_tpu

@@ -67,9 +67,16 @@ def top_units(
     if kernel.implementation == "mosaic_gpu":
         # Pallas takes long to import, and most processes need none of it.
         from pallas_kernels.indexer_scores import mosaic_gpu
+        from pallas_kernels.mosaic_gpu.interpreter import interpreter
 
         return mosaic_gpu.top_units(
-            query, weights, source, blocks, scale=scale, **options
+            query,
+            weights,
+            source,
+            blocks,
+            scale=scale,
+            **options,
+            interpret=interpreter(kernel.interpret),
         )
     if kernel.implementation == "mosaic_tpu":
         from pallas_kernels.indexer_scores import mosaic_tpu

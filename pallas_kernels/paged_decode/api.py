@@ -56,10 +56,17 @@ def paged_attention(
             interpret=kernel.interpret,
         )
     if kernel.implementation == "mosaic_gpu":
+        from pallas_kernels.mosaic_gpu.interpreter import interpreter
         from pallas_kernels.paged_decode import mosaic_gpu
 
         return mosaic_gpu.paged_attention(
-            query, source, blocks, **rows, scale=scale, soft_cap=soft_cap
+            query,
+            source,
+            blocks,
+            **rows,
+            scale=scale,
+            soft_cap=soft_cap,
+            interpret=interpreter(kernel.interpret),
         )
     return reference.paged_attention(
         query,

@@ -61,10 +61,17 @@ def window_attention(
             interpret=kernel.interpret,
         )
     if kernel.implementation == "mosaic_gpu":
+        from pallas_kernels.mosaic_gpu.interpreter import interpreter
         from pallas_kernels.window_decode import mosaic_gpu
 
         return mosaic_gpu.window_attention(
-            query, source, blocks, **rows, scale=scale, soft_cap=soft_cap
+            query,
+            source,
+            blocks,
+            **rows,
+            scale=scale,
+            soft_cap=soft_cap,
+            interpret=interpreter(kernel.interpret),
         )
     return reference.window_attention(
         query,

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from pallas_kernels.compiled.accelerators import TPUS
+from pallas_kernels.compiled import sources
 from pallas_kernels.compiled.cases import cases
 from pallas_kernels.compiled.environment import ENVIRONMENT
-from pallas_kernels.compiled.matrix import WANTED
+from pallas_kernels.compiled.matrix import WANTED, outdated
 from pallas_kernels.compiled.outcomes import Outcome, Outcomes, keep, kept
+from pallas_kernels.compiled.sources import files, fingerprint
 from pallas_kernels.compiled.table import WRITTEN, markdown
 from pallas_kernels.compiled.targets import missing
 from pallas_kernels.contracts import KERNELS
@@ -76,13 +77,34 @@ def test_what_is_kept_is_true(target):
 def test_what_is_kept_has_every_case_and_its_table_was_made_from_it():
     outcomes = kept()
     assert WRITTEN.read_text() == markdown(outcomes)
-    wanted = {
-        (target, *case.identity)
-        for target in WANTED
-        for case in cases()
-        if ("tpu" if target in TPUS else "gpu") in case.backends
-    }
+    wanted = {(target, *case.identity) for target in WANTED for case in cases()}
     assert {(each.target, *each.case) for each in outcomes.outcomes} == wanted
+
+
+@pytest.mark.parametrize("target", WANTED)
+def test_what_is_kept_was_compiled_from_the_text_that_is_here(target):
+    changed = outdated(target, cases(), kept())
+    assert not changed, "run python -m pallas_kernels.compiled --outdated --write"
+
+
+def test_a_kernel_is_another_one_when_its_text_changes(monkeypatch):
+    read, name = "window_decode", "mosaic_tpu"
+    before = fingerprint(read, name, 1)
+    assert before == fingerprint(read, name, 1) != fingerprint(read, name, 2)
+    assert before != fingerprint("paged_decode", name, 1)
+    parts = {path.stem for path in files(f"pallas_kernels.{read}.{name}")}
+    assert {"blocks", "entries", "attend", "places", "lanes", "reach"} <= parts
+    assert "selected" not in parts
+    of = Path.read_text
+    for new, same in (("x = 1  # so\n\n", False), ("# so\n\n'so'\n", True)):
+        sources._code.cache_clear()
+        monkeypatch.setattr(
+            Path,
+            "read_text",
+            lambda path, new=new: of(path) + (new if path.stem == "attend" else ""),
+        )
+        assert (fingerprint(read, name, 1) == before) == same
+    sources._code.cache_clear()
 
 
 def test_every_kernel_compiles_and_copies_no_pool():
