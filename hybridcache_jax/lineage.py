@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.errors import LeaseError, StaleCacheError
@@ -79,10 +79,9 @@ class Lineage:
         """The cache as the newest value of the line."""
         # Random, so that caches of two PrefixCaches are not taken for each other.
         self.newest = secrets.randbelow(2**31 - 1) + 1
-        stamp = jnp.int32(self.newest)
-        if cache.stamp.committed:
-            # Bound to a device like the rest, or the next step would compile anew.
-            stamp = jax.device_put(stamp, cache.stamp.sharding)
+        # Bound to a device if the rest is, or the next step would compile anew.
+        where = cache.stamp.sharding if cache.stamp.committed else None
+        stamp = jax.device_put(np.int32(self.newest), where)
         return dataclasses.replace(cache, stamp=stamp)
 
 

@@ -6,6 +6,7 @@ they are made here, written in the same update, and lie in the same block, so va
 can never meet the scales of another entry.
 """
 
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -27,6 +28,7 @@ Memory = tuple[dict[str, jax.Array], ...]
 ``[L, P, rows, 128]`` (:mod:`pallas_kernels.lanes`)."""
 
 
+@functools.lru_cache(maxsize=64)
 def storage_dtype(name: str, backend: str) -> np.dtype:
     """The dtype in which a backend holds a plane; values are bit-cast at the edge.
 

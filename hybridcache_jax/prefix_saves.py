@@ -1,5 +1,6 @@
 """The store of a ``PrefixCache``: what is saved to it and looked up there."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -36,6 +37,7 @@ class SaveMethods(RoomMethods):
         cache: HybridCache,
         *,
         progress: Callable[[int], None] | None = None,
+        timeout: float | None = None,
     ) -> HybridCache:
         """Polls until everything that was published is saved, or has failed.
 
@@ -46,15 +48,23 @@ class SaveMethods(RoomMethods):
         Args:
           cache: the cache; its memory is donated, go on from the one returned.
           progress: called with :attr:`saving` whenever a save ended.
+          timeout: seconds after which it returns although not everything is saved, as
+            ``Thread.join`` does; None to wait for as long as the store takes.
+
+        Returns:
+          The cache.  If time was up, :attr:`saving` says how many prefixes are left:
+          none is lost, later polls and another :meth:`flush` go on with them.
 
         Raises:
+          ValueError: for a timeout that is no number of seconds, 0 or more.
           StaleCacheError: if the cache is not the newest value of its line.
         """
+        end = math.inf if timeout is None else time.monotonic() + _seconds(timeout)
         self._line.require_newest(cache)
         if self._link is not None:
             self._link.release()
         left = self.saving
-        while left:
+        while left and time.monotonic() < end:
             cache, _ = self.poll(cache)
             if self.saving == left:
                 time.sleep(_PAUSE)
@@ -137,3 +147,12 @@ class SaveMethods(RoomMethods):
             self._upkeep.holds(facts, key, ANYWHERE),
             int(cache.clock),
         )
+
+
+def _seconds(timeout: float) -> float:
+    # Written so that NaN is refused.
+    if isinstance(timeout, bool) or not timeout >= 0:
+        raise ValueError(
+            f"timeout must be seconds, 0 or more, or None to wait; got {timeout!r}."
+        )
+    return timeout

@@ -1,9 +1,12 @@
 """Dtypes by name."""
 
+import functools
+
 import ml_dtypes  # also teaches NumPy the names of bfloat16 and float8
 import numpy as np
 
 
+@functools.lru_cache(maxsize=64)
 def element_bits(name: str) -> int:
     """Bits of one element of the dtype called ``name``.
 

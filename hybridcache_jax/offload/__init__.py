@@ -7,6 +7,9 @@
 ``whereabouts``   where the blocks that claims name lie
 ``moves_out``     from the device to the tier, between the phases of an eviction
 ``loads``         what is asked back, from the request to the registration
+``homes``         memory on the device that was handed out for what comes
+``staging``       what comes for loads: read and verified
+``placing``       from there to its place on the device, and whole loads to claims
 ``outer``         loads of one ``PrefixCache``
 ``stored_blocks`` which blocks records offer
 ``fetches``       blocks on their way from a store

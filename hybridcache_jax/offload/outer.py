@@ -17,19 +17,19 @@ from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.offload.loads import (
     Load,
     LoadReport,
-    LoadStage,
     Pending,
     settled,
 )
 from hybridcache_jax.offload.moves_out import MovesOut
-from hybridcache_jax.offload.staging import Slot, Staging, slots_of
-from hybridcache_jax.offload.transfer import LABELS, Arrival, Transfer
+from hybridcache_jax.offload.placing import Placing
+from hybridcache_jax.offload.staging import Staging
+from hybridcache_jax.offload.transfer import Transfer
 from hybridcache_jax.offload.whereabouts import Whereabouts
 from hybridcache_jax.points import At, Point
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.resume_plan import ResumePlan
 from hybridcache_jax.rollout import Key
-from hybridcache_jax.state import HybridCache, StateTable
+from hybridcache_jax.state import HybridCache
 
 MakeRoom = Callable[[HybridCache, Sequence[int]], HybridCache]
 
@@ -86,6 +86,9 @@ class Outer:
         )
         self._pending: dict[int, Pending] = {}
         self.staging = Staging(plan, tier, at)
+        self._placing = Placing(
+            tier, index, self.staging, self._transfer, self.whereabouts, watch, at
+        )
         # Whether blocks on the device may be a load's that is over.
         self._abandoned = False
         self._watch, self._at = watch, at
@@ -118,7 +121,9 @@ class Outer:
         for pool, count in enumerate(self.plan.blocks):
             ids, epochs = (np.asarray(x[pool]) for x in (wanted.blocks, wanted.epochs))
             away, here = ids > count, ids < count
-            pending.places.append(self.whereabouts.places(pool, ids[away]))
+            places = self.whereabouts.places(pool, ids[away])
+            # Looked up by at every poll, and so of the type that indexes have.
+            pending.places.append(places.astype(np.intp))
             pending.epochs.append(epochs[away])
             pending.keep.append(ids[here])
         self._pending[load.number] = pending
@@ -192,7 +197,8 @@ class Outer:
             cache = make_room(cache, self._missing(ready))
             # Places that nobody claims any more went with what made room.
             ready = self._still_there(ready, reports)
-            cache = self._go_on(cache, ready, reports)
+            cache, stands = self._placing.go_on(cache, ready, self._pending.values())
+            reports += stands
         self._abandoned = False
         self.staging.tidy(self._waiting())
         for pending in self._waiting():
@@ -260,115 +266,6 @@ class Outer:
         """Per pool, the blocks that loads need and that were not handed out yet."""
         wanted = [self.staging.wanted(pending) for pending in ready]
         return [len(set().union(*slots)) for slots in zip(*wanted, strict=True)]
-
-    def _go_on(
-        self,
-        cache: HybridCache,
-        ready: Sequence[Pending],
-        reports: list[LoadReport],
-    ) -> HybridCache:
-        """Puts what was verified in place, of the loads for which there is room.
-
-        Those are sealed of which all is there then: what another load had placed that
-        has just ended is not, though this one counted on it.  All of it is made ready
-        first, the memory for one batch too: whatever can fail has been done before any
-        memory is donated, so a call that is cut short leaves the cache that it was
-        given.  Payloads stay in the tier until they are placed.
-        """
-        tables, stands, going, whole = list(cache.tables), [], [], []
-        homes = [dict(held) for held in self.staging.reserved]
-        for pending in ready:
-            if not (pending.reserved or self._received(cache, pending, tables, homes)):
-                pending.needs_room = True
-                why = "a pool has no room yet"
-                stands.append(LoadReport(pending.load, LoadStage.ROOM, why=why))
-                continue
-            going.append(pending)
-            waits = self.staging.waits(pending)
-            if waits is None:
-                whole.append(pending)
-                waits = LoadReport(pending.load, LoadStage.REGISTERED)
-            stands.append(waits)
-        arrivals, done = [], []
-        for pool, ids in enumerate(homes):
-            came = {}
-            for pending in going:
-                came |= self.staging.verified(pending, pool)
-            arrivals.append(Arrival(pool, [ids[s] for s in came], list(came.values())))
-            done.append({s: ids[s] for load in whole for s in slots_of(load, pool)})
-            if done[pool]:
-                sealed = list(done[pool].values())
-                tables[pool] = self._transfer.seal(pool, tables[pool], sealed)
-        staging = self._transfer.staging()
-        self._at(Point.LOAD_RECEIVED)
-        pools = self._transfer.place(cache.pools, arrivals, staging)
-        cache = dataclasses.replace(cache, pools=pools, tables=tuple(tables))
-        # Nothing fails from here on.
-        self.staging.went(going, homes)
-        # Claims follow once all of it is there.
-        for pool, slots in enumerate(done):
-            if slots:
-                self._arrived(cache, pool, slots)
-                self._watch.loaded(pool, len(slots))
-        for pending in whole:
-            pending.registered = True
-        reports += stands
-        return cache
-
-    def _received(
-        self,
-        cache: HybridCache,
-        pending: Pending,
-        tables: list[StateTable],
-        homes: Sequence[dict[Slot, int]],
-    ) -> bool:
-        """Hands out blocks for all that a load brings, if there is room for it.
-
-        What an earlier one brings, too, comes once.
-
-        Args:
-          cache: the cache.
-          pending: the load.
-          tables: of every pool; changed in place.
-          homes: per pool, the blocks that were handed out; added to.
-        """
-        wanted = [
-            [slot for slot in slots_of(pending, pool) if slot not in taken]
-            for pool, taken in enumerate(homes)
-        ]
-        free = [int(table.num_free) for table in tables]
-        if any(len(p) > n for p, n in zip(wanted, free, strict=True)):
-            return False
-        for pool, slots in enumerate(wanted):
-            if not slots:
-                continue
-            facts, places = self.tier.places[pool], [place for place, _ in slots]
-            labels = np.stack([getattr(facts, name)[places] for name in LABELS])
-            tables[pool], ids = self._transfer.receive(
-                pool, tables[pool], labels, cache.clock
-            )
-            homes[pool].update(zip(slots, ids.tolist(), strict=True))
-        return True
-
-    def _arrived(self, cache: HybridCache, pool: int, came: dict[Slot, int]) -> None:
-        """Leads claims, and loads that wait for the same places, to the blocks."""
-        places = np.array([place for place, _ in came])
-        ids = np.array(list(came.values()), np.int32)
-        ids_of, epochs = self.whereabouts.ids, np.asarray(cache.tables[pool].epoch)
-        old = ids_of(pool, places), self.tier.places[pool].epoch[places]
-        self.index.move(pool, old, (ids, epochs[ids]))
-        for place, block in zip(places.tolist(), ids.tolist(), strict=True):
-            where = self.tier.where(pool, place)
-            if where is not None:
-                self.whereabouts.lies(pool, block, int(epochs[block]), where)
-        self.tier.drop(pool, places)
-        self.staging.sealed(pool, came)
-        for pending in self._pending.values():
-            here = np.isin(pending.places[pool], places)
-            brought = np.isin(places, pending.places[pool])
-            pending.keep[pool] = np.concatenate([pending.keep[pool], ids[brought]])
-            pending.places[pool] = pending.places[pool][~here]
-            pending.epochs[pool] = pending.epochs[pool][~here]
 
     def forget(self, pool: int, claimed: np.ndarray) -> None:
         """Drops places that no claim of use names any more.

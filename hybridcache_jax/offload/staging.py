@@ -7,19 +7,23 @@ gets memory on the device as soon as something of it was verified, and what come
 placed there as it comes.  Nobody can read it before the load seals all of it.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Stage
+from hybridcache_jax.offload.homes import Homes
 from hybridcache_jax.offload.host_tier import HostTier
 from hybridcache_jax.offload.loads import LoadReport, LoadStage, Pending
 from hybridcache_jax.offload.payload import Payload, layout_refusal
+from hybridcache_jax.offload.transfer import Arrival
 from hybridcache_jax.points import At, Point
 
 WINDOW_BYTES = 32 * 2**20
 """Bytes of blocks from a store that are on their way, or wait to be placed."""
+
+_NONE = -1
 
 # A place of the tier and its epoch: a place may be handed out again while a load still
 # waits for what it held.
@@ -29,11 +33,13 @@ Slot = tuple[int, int]
 class Staging:
     """Blocks that loads of one ``PrefixCache`` wait for, in whatever state.
 
+    Every poll looks at all of what every load waits for, in arrays; block after block
+    only at what came or sets out.
+
     Attributes:
       window: bytes of blocks from a store that may be on their way; one block may
         always be.
-      reserved: per pool, the block on the device that each slot goes to.
-      placed: per pool, the slots of which the content is there.
+      homes: per pool, the blocks on the device that slots go to.
     """
 
     def __init__(self, plan: CapacityPlan, tier: HostTier, at: At):
@@ -45,11 +51,13 @@ class Staging:
           at: called with every point that is passed.
         """
         self.window = WINDOW_BYTES
-        self.reserved: list[dict[Slot, int]] = [{} for _ in plan.blocks]
-        self.placed: list[set[Slot]] = [set() for _ in plan.blocks]
-        self._verified: list[dict[Slot, Payload]] = [{} for _ in plan.blocks]
+        counts = [len(table.stage) for table in tier.places]
+        self.homes = list(map(Homes, counts))
+        self._verified: list[dict[Slot, Payload]] = [{} for _ in counts]
+        # The epochs of those by place; of an older one nobody can make use.
+        self._good = [np.full(count, _NONE, np.int32) for count in counts]
         # Asked of the store, and not placed yet.
-        self._out: list[set[Slot]] = [set() for _ in plan.blocks]
+        self._out: list[set[Slot]] = [set() for _ in counts]
         self._plan, self._tier, self._at = plan, tier, at
 
     def fetch(self, pending: Pending) -> LoadReport | None:
@@ -60,9 +68,9 @@ class Staging:
         """
         some, held_up = False, False
         for pool, verified in enumerate(self._verified):
-            slots, gone = self._slots(pending, pool)
-            self._set_out(pending, pool, slots)
-            for slot in slots:
+            there, gone = self._there(pending, pool)
+            self._set_out(pending, pool, there)
+            for slot in self._slots(pending, pool, there):
                 if slot in verified:
                     some = True
                     continue
@@ -72,6 +80,7 @@ class Staging:
                 came = self._came(pool, slot[0])
                 if isinstance(came, Payload):
                     verified[slot] = came
+                    self._good[pool][slot[0]] = slot[1]
                     some = True
                 elif came is not None:
                     return self._failed(pending, pool, slot[0], *came)
@@ -82,13 +91,10 @@ class Staging:
 
     def waits(self, pending: Pending) -> LoadReport | None:
         """What a load waits for; None if all of it is good."""
-        left = sum(
-            slot not in verified and slot not in placed
-            for pool, (verified, placed) in enumerate(
-                zip(self._verified, self.placed, strict=True)
-            )
-            for slot in slots_of(pending, pool)
-        )
+        left = 0
+        for pool, good in enumerate(self._good):
+            rest, places = self._rest(pending, pool), pending.places[pool]
+            left += int((rest & (good[places] != pending.epochs[pool])).sum())
         if not left:
             return None
         why = f"{left} blocks are on the way"
@@ -96,55 +102,54 @@ class Staging:
 
     def gone(self, pending: Pending) -> LoadReport | None:
         """How a load ended of which a block left the tier; None if all is there."""
-        found = (self._slots(pending, n)[1] for n in range(len(self._verified)))
+        found = (self._there(pending, n)[1] for n in range(len(self._verified)))
         return next(filter(None, found), None)
 
     def set_out(self, pending: Pending) -> None:
         """Asks the store for what a load waits for, as far as the window allows."""
-        for pool in range(len(self._verified)):
-            self._set_out(pending, pool, self._slots(pending, pool)[0])
+        for pool, places in enumerate(pending.places):
+            if len(places) and self._room(pool):
+                self._set_out(pending, pool, self._there(pending, pool)[0])
 
-    def wanted(self, pending: Pending) -> list[list[Slot]]:
+    def wanted(self, pending: Pending) -> list[set[Slot]]:
         """Per pool, the slots of a load that no memory was handed out for."""
         return [
-            [slot for slot in slots_of(pending, pool) if slot not in reserved]
-            for pool, reserved in enumerate(self.reserved)
+            set(self._slots(pending, pool, ~self.homes[pool].have(places, epochs)))
+            for pool, (places, epochs) in enumerate(
+                zip(pending.places, pending.epochs, strict=True)
+            )
         ]
 
     def verified(self, pending: Pending, pool: int) -> dict[Slot, Payload]:
         """What of a load waits to be placed."""
-        held = self._verified[pool]
-        return {
-            slot: held[slot]
-            for slot in slots_of(pending, pool)
-            if slot in held and slot not in self.placed[pool]
-        }
+        good = self._good[pool][pending.places[pool]] == pending.epochs[pool]
+        waiting = self._slots(pending, pool, good & self._rest(pending, pool))
+        return {slot: self._verified[pool][slot] for slot in waiting}
 
     def coming(self, pool: int) -> np.ndarray:
         """``[P]`` bool: blocks on the device that were handed out for loads."""
-        mask = np.zeros(self._plan.blocks[pool], bool)
-        mask[list(self.reserved[pool].values())] = True
-        return mask
+        return self.homes[pool].coming(self._plan.blocks[pool])
 
-    def went(
-        self, loads: Iterable[Pending], reserved: Sequence[dict[Slot, int]]
-    ) -> None:
-        """What was verified of loads lies on the device, in blocks that are theirs.
+    def have_room(self, loads: Iterable[Pending], homes: Sequence[Homes]) -> None:
+        """Loads have memory for all of their blocks from here on.
 
         Args:
-          loads: each has memory for all of its blocks from here on.
-          reserved: per pool, where all slots go for which blocks were handed out.
+          loads: which.
+          homes: per pool, where all slots go for which blocks were handed out.
         """
-        self.reserved = list(reserved)
+        self.homes = list(homes)
         for pending in loads:
             pending.reserved, pending.needs_room = True, False
-            for pool, placed in enumerate(self.placed):
-                placed.update(self.verified(pending, pool))
 
-    def sealed(self, pool: int, slots: Iterable[Slot]) -> None:
-        """Blocks were sealed: they are no longer a load's."""
-        for slot in slots:
-            del self.reserved[pool][slot]
+    def placed(self, part: Arrival) -> None:
+        """Verified blocks lie on the device; others may come in their stead."""
+        verified, out = self._verified[part.pool], self._out[part.pool]
+        self.homes[part.pool].fill(part.places)
+        epochs = self._good[part.pool][part.places]
+        for slot in zip(part.places.tolist(), epochs.tolist(), strict=True):
+            del verified[slot]
+            out.discard(slot)
+        self._good[part.pool][part.places] = _NONE
 
     def release(self, waiting: Sequence[Pending]) -> bool:
         """Lets go of blocks on the device that no load fills any more.
@@ -155,18 +160,12 @@ class Staging:
         Returns:
           Whether there are any; they are :meth:`coming` no more.
         """
-        found = False
-        for pool, reserved in enumerate(self.reserved):
-            kept = {
-                slot
-                for pending in waiting
-                if pending.reserved
-                for slot in slots_of(pending, pool)
-            }
-            for slot in reserved.keys() - kept:
-                del reserved[slot]
-                self.placed[pool].discard(slot)
-                found = True
+        found, filling = False, [each for each in waiting if each.reserved]
+        for pool, held in enumerate(self.homes):
+            kept = self._epochs(filling, pool)
+            gone = held.without(kept)
+            held.take(gone)
+            found = found or len(gone) > 0
         return found
 
     def tidy(self, waiting: Sequence[Pending]) -> None:
@@ -178,58 +177,94 @@ class Staging:
         Args:
           waiting: the loads that have not ended or come.
         """
-        still = []
+        still, going_on = [], [each for each in waiting if not each.needs_room]
         for pool, verified in enumerate(self._verified):
-            self.placed[pool] &= self.reserved[pool].keys()
-            wanted, reading = set(), set()
-            for pending in waiting:
-                slots = set(slots_of(pending, pool)) - self.placed[pool]
-                wanted |= slots
-                if not pending.needs_room:
-                    reading |= slots
-            let_go = self._out[pool] - reading
-            self._out[pool] -= let_go
-            for slot in verified.keys() & let_go | verified.keys() - wanted:
-                del verified[slot]
+            wanted, reading = (
+                self._epochs(loads, pool, placed=False) for loads in (waiting, going_on)
+            )
+            out = {s for s in self._out[pool] if reading[s[0]] == s[1]}
+            let_go, self._out[pool] = self._out[pool] - out, out
+            for slot in list(verified):
+                if slot in let_go or wanted[slot[0]] != slot[1]:
+                    del verified[slot]
+            good = self._good[pool]
+            good.fill(_NONE)
+            for place, epoch in verified:
+                good[place] = epoch
             still += [
                 (pool, self._tier.where(pool, place))
-                for place, epoch in self._out[pool]
+                for place, epoch in out
                 if (place, epoch) not in verified
             ]
         if self._tier.reader is not None:
             self._tier.reader.keep([(n, at) for n, at in still if at is not None])
 
-    def _slots(
+    def _there(
         self, pending: Pending, pool: int
-    ) -> tuple[list[Slot], LoadReport | None]:
-        """What a load waits for, up to the first block that left the tier; and that."""
+    ) -> tuple[np.ndarray, LoadReport | None]:
+        """What a load waits for, up to the first block that left the tier; and that.
+
+        Returns:
+          ``[n]`` bool of its blocks, and how the load ended if one left.
+        """
         table, places = self._tier.places[pool], pending.places[pool]
         left = table.epoch[places] != pending.epochs[pool]
         left |= table.stage[places] != Stage.ON_DISK
-        there, report = len(places), None
+        there, report = self._rest(pending, pool), None
         if left.any():
-            there = int(np.argmax(left))
+            first = int(np.argmax(left))
             why = "the block left the tier meanwhile"
-            place = int(places[there])
+            place = int(places[first])
             report = self._failed(pending, pool, place, LoadStage.READ, why)
-        placed = self.placed[pool]
-        return [s for s in slots_of(pending, pool)[:there] if s not in placed], report
+            there[first:] = False
+        return there, report
 
-    def _set_out(self, pending: Pending, pool: int, slots: Collection[Slot]) -> None:
-        if pending.needs_room:
-            return
+    def _rest(self, pending: Pending, pool: int) -> np.ndarray:
+        """``[n]`` bool: which blocks of a load are not placed."""
+        return ~self.homes[pool].filled(pending.places[pool], pending.epochs[pool])
+
+    def _slots(self, pending: Pending, pool: int, mask: np.ndarray) -> Iterator[Slot]:
+        """Those of a load's slots of which a mask is true, in order."""
+        places, epochs = pending.places[pool][mask], pending.epochs[pool][mask]
+        return zip(places.tolist(), epochs.tolist(), strict=True)
+
+    def _epochs(
+        self, loads: Iterable[Pending], pool: int, *, placed: bool = True
+    ) -> np.ndarray:
+        """``[Q]`` int32: by place the epoch with which loads wait for it, or -1.
+
+        Args:
+          loads: whose places.
+          pool: index of the pool.
+          placed: whether what is placed already counts.
+        """
+        found = np.full(len(self._good[pool]), _NONE, np.int32)
+        for pending in loads:
+            places, epochs = pending.places[pool], pending.epochs[pool]
+            if not placed:
+                rest = self._rest(pending, pool)
+                places, epochs = places[rest], epochs[rest]
+            found[places] = np.maximum(found[places], epochs)
+        return found
+
+    def _room(self, pool: int) -> int:
+        """How many more blocks of a pool may be on their way."""
         sizes = [part.block_bytes for part in self._plan.spec.pools]
         held = sum(len(out) * n for out, n in zip(self._out, sizes, strict=True))
+        most = max(self.window - held, 0) // sizes[pool]
+        return most if held else max(most, 1)
+
+    def _set_out(self, pending: Pending, pool: int, there: np.ndarray) -> None:
+        room = 0 if pending.needs_room else self._room(pool)
         fresh = []
-        for slot in slots:
+        for slot in self._slots(pending, pool, there) if room else ():
             if slot in self._verified[pool] or slot in self._out[pool]:
                 continue
             if not self._tier.away(pool, slot[0]):
                 continue
-            if held and held + sizes[pool] > self.window:
-                break
-            held += sizes[pool]
             fresh.append(slot)
+            if len(fresh) == room:
+                break
         self._out[pool].update(fresh)
         self._tier.expect(pool, [place for place, _ in fresh])
 
@@ -263,9 +298,3 @@ class Staging:
         name, first = self._plan.spec.pools[pool].name, self._tier.places[pool].first
         where = f"{name}, positions from {int(first[place])}"
         return LoadReport(pending.load, stage, True, f"{where}: {why}")
-
-
-def slots_of(pending: Pending, pool: int) -> list[Slot]:
-    """What a load waits for in one pool."""
-    places, epochs = pending.places[pool].tolist(), pending.epochs[pool].tolist()
-    return list(zip(places, epochs, strict=True))

@@ -6,7 +6,7 @@ what moves takes the memory that the plan sets aside, however many blocks there 
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +38,20 @@ class Arrival:
       pool: index of the pool.
       ids: where, as :meth:`Transfer.receive` gave them.
       payloads: as many verified blocks; nothing of them is copied yet.
+      places: of the tier, from which they come.
     """
 
     pool: int
-    ids: Sequence[int]
-    payloads: Sequence[Payload]
+    ids: np.ndarray
+    payloads: list[Payload]
+    places: np.ndarray
+
+    def parts(self, size: int) -> Iterator["Arrival"]:
+        """So many blocks after the other; of what was taken no payload is kept here."""
+        for start in range(0, len(self.ids), size):
+            some, taken = slice(start, start + size), self.payloads[:size]
+            del self.payloads[:size]
+            yield Arrival(self.pool, self.ids[some], taken, self.places[some])
 
 
 class Transfer:
@@ -51,6 +60,7 @@ class Transfer:
     def __init__(self, plan: CapacityPlan):
         """Compiles nothing yet."""
         self.plan, self._batch = plan, plan.staging_blocks
+        self._memory: np.ndarray | None = None
         self._take = jax.jit(self._taken, static_argnums=0)
         self._place = jax.jit(self._put, static_argnums=0, donate_argnums=1)
         self._receive = jax.jit(lifecycle.receive, static_argnames="form")
@@ -117,12 +127,21 @@ class Transfer:
         return self._abandon(table, coming)
 
     def staging(self) -> np.ndarray:
-        """Host memory for one batch of any pool, ``[bytes]`` uint8."""
-        largest = max(pool.block_bytes for pool in self.plan.spec.pools)
-        return np.empty(self._batch * largest, np.uint8)
+        """Host memory for one batch of any pool, ``[bytes]`` uint8; always the same.
+
+        The operating system takes longer to find that much than a batch to be copied.
+        """
+        if self._memory is None:
+            largest = max(pool.block_bytes for pool in self.plan.spec.pools)
+            self._memory = np.empty(self._batch * largest, np.uint8)
+        return self._memory
 
     def place(
-        self, memory: Memory, arrivals: Sequence[Arrival], staging: np.ndarray
+        self,
+        memory: Memory,
+        arrivals: Sequence[Arrival],
+        staging: np.ndarray,
+        placed: Callable[[Arrival], None],
     ) -> Memory:
         """Writes blocks into the memory that was handed out for them.
 
@@ -130,18 +149,14 @@ class Transfer:
           memory: of all pools; it is donated.
           arrivals: what to write.
           staging: from :meth:`staging`; every batch is copied through it.
+          placed: called with every part that was written, as soon as it was; what the
+            part holds may go then.
         """
         pools = list(memory)
         for arrival in arrivals:
-            for start in range(0, len(arrival.ids), self._batch):
-                some = slice(start, start + self._batch)
-                pools[arrival.pool] = self._placed(
-                    arrival.pool,
-                    pools[arrival.pool],
-                    arrival.ids[some],
-                    arrival.payloads[some],
-                    staging,
-                )
+            for part in arrival.parts(self._batch):
+                pools[part.pool] = self._placed(part, pools[part.pool], staging)
+                placed(part)
         return tuple(pools)
 
     def warm_up(self, cache: HybridCache) -> HybridCache:
@@ -153,28 +168,25 @@ class Transfer:
             table, _ = self.receive(pool, tables[pool], nothing, cache.clock)
             table = self.seal(pool, table, [])
             tables[pool] = self.abandon(table, np.ones(count, bool))
-            pools[pool] = self._placed(pool, pools[pool], [], [], self.staging())
+            none = Arrival(pool, np.zeros(0, int), [], np.zeros(0, int))
+            pools[pool] = self._placed(none, pools[pool], self.staging())
         return dataclasses.replace(cache, pools=tuple(pools), tables=tuple(tables))
 
     def _placed(
-        self,
-        pool: int,
-        memory: dict[str, jax.Array],
-        ids: Sequence[int],
-        payloads: Sequence[Payload],
-        staging: np.ndarray,
+        self, arrival: Arrival, memory: dict[str, jax.Array], staging: np.ndarray
     ) -> dict[str, jax.Array]:
         """The memory of a pool with one batch of blocks; the old one is donated."""
-        spec, views, start = self.plan.spec.pools[pool], {}, 0
+        spec, views, start = self.plan.spec.pools[arrival.pool], {}, 0
         for plane in spec.entry.planes:
             block = block_in_memory(spec, plane, self.plan.backend, lanes=False)
             shape = (len(spec.layers), self._batch, *block.shape)
             stop = start + math.prod(shape) * block.dtype.itemsize
             views[plane.name] = staging[start:stop].view(block.dtype).reshape(shape)
             start = stop
-            for place, payload in enumerate(payloads):
+            for place, payload in enumerate(arrival.payloads):
                 views[plane.name][:, place] = payload.planes[plane.name]
-        placed = self._place(pool, memory, *self._padded(ids), views)
+        ids = self._padded(arrival.ids)
+        placed = self._place(arrival.pool, memory, *ids, views)
         # A call may read host memory where it lies, and after it returned.
         return jax.block_until_ready(placed)
 

@@ -214,13 +214,25 @@ class Engine:
         """
         check_request(request, self._vocab_size, self.plan.max_length)
 
-    def flush(self, on_progress: Callable[[int], None] | None = None) -> None:
+    def flush(
+        self,
+        on_progress: Callable[[int], None] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
         """Waits until everything that was published is in the store, or has failed.
 
         Args:
           on_progress: called with how many prefixes are left whenever one was saved.
+          timeout: seconds after which it returns anyway; ``prefixes.saving`` says how
+            many are left then, and later steps or another flush go on with them.
+
+        Raises:
+          ValueError: for a timeout that is no number of seconds, 0 or more.
         """
-        self.cache = self.prefixes.flush(self.cache, progress=on_progress)
+        self.cache = self.prefixes.flush(
+            self.cache, progress=on_progress, timeout=timeout
+        )
 
     def _admit(self, report: OnProgress) -> None:
         while len(self._running) < self.plan.max_sequences:

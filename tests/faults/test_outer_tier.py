@@ -669,8 +669,10 @@ def test_a_place_says_all_that_the_block_said():
     payloads = [session.tier.read(0, place) for place in held.tolist()]
     coming, ids = transfer.receive(0, table, labels, cache.clock)
     assert (np.asarray(coming.stage)[ids] == Stage.LOADING).all()
-    arrival = Arrival(0, ids.tolist(), payloads)
-    transfer.place(session.cache.pools, [arrival], transfer.staging())
+    arrival, written = Arrival(0, ids, payloads, held), []
+    staging = transfer.staging()
+    transfer.place(session.cache.pools, [arrival], staging, written.append)
+    assert np.concatenate([part.places for part in written]).tolist() == held.tolist()
     back = transfer.seal(0, coming, ids.tolist())
     for name, column in zip(LABELS, labels, strict=True):
         assert np.asarray(getattr(back, name))[ids].tolist() == column.tolist()

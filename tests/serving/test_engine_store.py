@@ -60,6 +60,8 @@ def test_what_is_written_back_is_saved_by_a_flush(make_engine):
     for own in (1, 2):
         engine.run([Request(prompt(40, own), max_new_tokens=4)])
     assert store.objects == {}
+    engine.flush(timeout=0)
+    assert engine.prefixes.saving > 0
     engine.flush()
     assert engine.prefixes.saving == 0
     request = Request(prompt(40, 1, 7), max_new_tokens=5)

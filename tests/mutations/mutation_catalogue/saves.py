@@ -174,8 +174,8 @@ SAVES = (
     ),
     Mutation(
         "loads-forget-where-blocks-lie",
-        "offload/outer.py",
-        "self.whereabouts.lies(pool, block, int(epochs[block]), where)",
+        "offload/placing.py",
+        "self._whereabouts.lies(pool, block, int(epochs[block]), where)",
         "pass",
         "what came from the store is lost when it is evicted",
         (_SAVED + "test_what_is_longer_than_host_memory_comes_back_from_the_store",),
