@@ -17,7 +17,7 @@ def head_scores(entry: Entry, query: jax.Array, loaded: Loaded, head: int) -> ja
     """``[M, D]`` queries to ``[M, N]`` float32 products with one head's keys."""
     total, at = jnp.zeros((), jnp.float32), 0
     for plane in entry.key_planes:
-        keys = _of_head(plane, loaded, head).astype(_product_dtype(plane))
+        keys = _of_head(plane, loaded, head).astype(_product_dtype(entry))
         for start, stop, scales in _runs(entry, plane, loaded, head):
             part = query[:, at + start : at + stop]
             scores = _dot(part, keys[:, start:stop], (1, 1))
@@ -38,7 +38,7 @@ def head_sums(
     for plane in entry.value_planes:
         values = _of_head(plane, loaded, head).astype(jnp.float32)
         # A zero weight does not silence NaN.
-        values = jnp.where(alive, values, 0.0).astype(_product_dtype(plane))
+        values = jnp.where(alive, values, 0.0).astype(_product_dtype(entry))
         for start, stop, scales in _runs(entry, plane, loaded, head):
             scaled = weights
             if scales is not None:
@@ -85,9 +85,15 @@ def _of_head(plane: Plane, loaded: Loaded, head: int) -> jax.Array:
     return values
 
 
-def _product_dtype(plane: Plane):
-    """What enters the matrix unit."""
-    return jnp.bfloat16 if plane.dtype == "bfloat16" else jnp.float32
+def _product_dtype(entry: Entry):
+    """What enters the matrix unit.
+
+    Beside numbers in 8 bits, bfloat16 ones are float32 too: a query that is rounded for
+    one plane and not for the other moves what later layers quantise.
+    """
+    planes = entry.key_planes + entry.value_planes
+    narrow = all(plane.dtype == "bfloat16" for plane in planes)
+    return jnp.bfloat16 if narrow else jnp.float32
 
 
 def _dot(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
