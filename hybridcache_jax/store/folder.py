@@ -1,9 +1,11 @@
-"""What a folder of objects needs besides TensorStore: it lasts, and gets clean again.
+"""Objects in a folder: they are written whole, they last, and the folder gets clean.
 
-TensorStore writes an object beside its place, under a name that nobody else has, waits
-until the bytes survive the end of the machine, renames, and waits for the folder.  It
-waits for no folder above that one, and what it had begun when its process was killed
-stays.
+An object is written beside its place, under a name that nobody else has; its bytes are
+waited for until they survive the end of the machine, it is renamed, and its folder and
+those above are waited for.  What was begun when a process was killed stays.
+
+TensorStore writes so, too.  But it copies the bytes first, and meanwhile no other
+thread of the interpreter runs: a pack would hold up the steps of a server.
 
 A writer holds a shared lock of the folder that its object lies in.  The lock belongs to
 the operating system and ends with the process.  So who gets it alone knows, without a
@@ -16,13 +18,14 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import secrets
 import stat
 from collections.abc import Iterator
 
 from hybridcache_jax.store.prefix_store import SNAPSHOTS, ShortObjectError
 
 LEFTOVER = ".__lock"
-"""How the names end under which TensorStore writes; no object's does."""
+"""How the names end under which objects are written; no object's does."""
 
 # Folders that are known to last, at most; about 200 bytes each.
 _MOST_KNOWN = 10_000
@@ -39,12 +42,38 @@ class Folder:
         self.root = root
         self._lasting: set[pathlib.Path] = set()
 
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Writes an object, whole or not at all; when this returns it lasts.
+
+        Args:
+          name: of the object.
+          data: all of it.
+
+        Raises:
+          OSError: if the folder cannot be made, opened, locked or waited for, or the
+            bytes cannot be written.
+        """
+        path = self.root / name
+        with self.writing(name) as place:
+            beside = path.with_name(f"{path.name}_{secrets.token_hex(8)}{LEFTOVER}")
+            try:
+                _write(beside, data)
+                beside.rename(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    beside.unlink()
+                raise
+            os.fsync(place)
+
     @contextlib.contextmanager
-    def writing(self, name: str) -> Iterator[None]:
+    def writing(self, name: str) -> Iterator[int]:
         """Makes the folder of an object, keeps sweeps out of it and makes it last.
 
         Args:
           name: of the object, which is written meanwhile.
+
+        Yields:
+          The folder, opened.
 
         Raises:
           OSError: if the folder cannot be made, opened, locked or waited for.
@@ -55,7 +84,7 @@ class Folder:
         folder.mkdir(parents=True, exist_ok=True)
         with _opened(folder) as place:
             fcntl.flock(place, fcntl.LOCK_SH)
-            yield
+            yield place
         # That a folder was there before does not say that it lasts: another process may
         # have made it just now, and not have waited for it yet.
         seen = []
@@ -123,6 +152,18 @@ class Folder:
             if begun := next(filter(_is_leftover, entries), None):
                 removed += _sweep_one(pathlib.Path(begun).parent)
         return removed
+
+
+def _write(path: pathlib.Path, data: bytes | memoryview) -> None:
+    """Writes a new file; its bytes survive the end of the machine."""
+    place = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(place, left) :]
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def _sweep_one(folder: pathlib.Path) -> int:

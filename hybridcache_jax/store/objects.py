@@ -1,9 +1,7 @@
 """Objects in a folder or a bucket, through TensorStore's key-value stores.
 
-In a folder TensorStore writes beside the object, waits until the bytes survive the end
-of the machine, and renames.  It does so without locks, each time under a new name: with
-its locks it writes over what a killed writer of the same object had begun, and leaves
-the end of that where it is longer.  Large parts of objects are read without it.
+In a folder objects are written, and large parts of them read, without it: see
+:mod:`hybridcache_jax.store.folder`.
 
 In a bucket one request writes an object, whole or not at all.  ``s3://`` is tested on a
 server of its kind, with the errors that networks have; ``gs://`` on a stub of Google's
@@ -102,7 +100,7 @@ class ObjectStore:
         self._tries = 1 if in_folder else tries
         self._objects = self._opened()
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | memoryview) -> None:
         """See :class:`PrefixStore`."""
         checked_name(name)
         try:
@@ -205,16 +203,11 @@ class ObjectStore:
         except Exception as error:
             raise self._failed("read", name, error) from error
 
-    def _writing(self, objects: Any, name: str, data: bytes) -> Any:
+    def _writing(self, objects: Any, name: str, data: bytes | memoryview) -> Any:
         folder = self._folder
         if folder is None:
-            return objects.write(name, data)
-
-        def write() -> None:
-            with folder.writing(name):
-                objects.write(name, data).result()
-
-        return _begun(write)
+            return objects.write(name, bytes(data))
+        return _begun(lambda: folder.write(name, data))
 
     def _result(self, begin: Callable[[Any], Any]) -> Any:
         """What an operation gives, begun again where it hangs.

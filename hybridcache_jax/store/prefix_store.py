@@ -40,14 +40,14 @@ class PrefixStore(Protocol):
     called from several threads, and raise :class:`StoreError` if the store fails.
     """
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | memoryview) -> None:
         """Writes an object; when this returns it survives the end of the machine.
 
         Interrupted at any moment, it leaves the old object, the new one or none.
 
         Args:
           name: of the object; an older one of that name is replaced.
-          data: all of it.
+          data: all of it; packs come as a memoryview, which nobody changes any more.
         """
         ...
 

@@ -37,7 +37,7 @@ class MemoryStore:
     cut: int = 10**9
     error: Exception | None = None
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | memoryview) -> None:
         """See :class:`PrefixStore`."""
         self._fail()
         if self.cut <= 0:

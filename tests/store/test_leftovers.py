@@ -15,7 +15,7 @@ NAMES = ("top", "packs/0f/0f3a", "records/k/n/r")
 
 
 def leave(root, name, data=b"half"):
-    """A file as TensorStore leaves it if it is killed while it writes an object."""
+    """A file as a writer leaves it that is killed while it writes an object."""
     path = root / f"{name}_0123456789abcdef{lib.LEFTOVER}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -41,7 +41,7 @@ def test_leftovers_are_no_objects_and_are_swept(tmp_path):
 
 
 def test_what_was_begun_is_no_part_of_what_is_written_next(tmp_path):
-    """With TensorStore's locks the end of it would be: 99 bytes."""
+    """Whoever began it, this library or TensorStore with its locks: 99 bytes."""
     store = ObjectStore(tmp_path)
     for path in (leave(tmp_path, "a", b"L" * 99), tmp_path / "a.__lock"):
         path.write_bytes(b"L" * 99)

@@ -427,7 +427,7 @@ class Written(MemoryStore):
 
     names_written: list[str] = dataclasses.field(default_factory=list)
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | memoryview) -> None:
         """See ``PrefixStore``."""
         super().put(name, data)
         if name.startswith(("records/", "packs/")):

@@ -10,18 +10,26 @@ _SNAPSHOTS = "tests/store/test_snapshots.py::"
 
 STORES = (
     Mutation(
+        "names-do-not-last",
+        "store/folder.py",
+        "            os.fsync(place)\n",
+        "",
+        "a record whose save has ended is not there after the end of the machine",
+        (_POWER + "test_a_save_survives_the_end_of_the_machine",),
+    ),
+    Mutation(
         "half-written-objects-come-back",
-        "store/addresses.py",
-        '{"file_io_locking": {"mode": "none"}}',
-        '{"file_io_locking": {"mode": "os"}}',
-        "an object ends with what a killed writer had begun",
+        "store/folder.py",
+        "_{secrets.token_hex(8)}{LEFTOVER}",
+        "{LEFTOVER}",
+        "who writes what a killed writer had begun fails",
         (_LEFTOVERS + "test_what_was_begun_is_no_part_of_what_is_written_next",),
     ),
     Mutation(
         "bytes-do-not-last",
-        "store/addresses.py",
-        '{"file_io_locking": {"mode": "none"}}',
-        '{"file_io_locking": {"mode": "none"}, "file_io_sync": False}',
+        "store/folder.py",
+        "        os.fsync(place)\n    finally:\n",
+        "    finally:\n",
         "a record is lost with the machine after its save has ended",
         (_POWER + "test_a_save_survives_the_end_of_the_machine",),
     ),
