@@ -22,8 +22,8 @@ KERNELS = (
     _Mutation(
         "dead-values-weighted",
         "mosaic_tpu/entries.py",
-        "values = jnp.where(alive, values, 0.0).astype(_product_dtype(plane))",
-        "values = values.astype(_product_dtype(plane))",
+        "values = jnp.where(alive, values, 0.0).astype(_product_dtype(entry))",
+        "values = values.astype(_product_dtype(entry))",
         "what was never written reaches an output by way of 0 times NaN",
         _HISTORIES,
     ),
