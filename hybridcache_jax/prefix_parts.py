@@ -189,7 +189,8 @@ class PrefixParts:
         room is made.  Rows that are running go on and publish nothing.  Where it is
         narrowed, its records in the store are given up, for every process.  Others drop
         all that they claim of the producer when they next look in the store for
-        something of it, or save; until then they go on with what they have.  If the
+        something of it, save it, or use it and poll; what was acquired until then is
+        run to its end with what it has, and saved by nobody.  If the
         store fails, :meth:`poll` tries again, and this process uses none of the
         producer's records until it has gone well.  The scope itself is this process's
         alone: others have, and a restart begins with, what their :class:`ReusePolicy`

@@ -42,7 +42,9 @@ class SnapshotMethods(PrefixParts):
         settled as :meth:`recover` does.
 
         Claims count only in the scope that this ``PrefixCache`` gives their producer
-        now; others are dropped and their blocks freed.
+        now; others are dropped and their blocks freed.  With a store it is asked how
+        often their producers' records were given up, for ``patience`` seconds at most:
+        what is given up later goes here too.
 
         Args:
           cache: as ``restore_snapshot`` gave it.
@@ -73,6 +75,8 @@ class SnapshotMethods(PrefixParts):
             for table, count in zip(cache.tables, self.plan.blocks, strict=True)
         )
         self._watch.stored(with_tables(cache, unheld), cache)
+        if self._link is not None:
+            self._link.adopted(self._index.stored_keys())
         return self._line.stamped(cache)
 
     def _claim(self, claims: SavedClaims) -> None:

@@ -1,6 +1,7 @@
 """One ``PrefixCache`` and one store: what is looked up there, and what is saved."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 import numpy as np
@@ -23,6 +24,7 @@ from hybridcache_jax.offload.uses import Uses
 from hybridcache_jax.prefix_index import PrefixIndex
 from hybridcache_jax.rollout import Key, Scope
 from hybridcache_jax.state import HybridCache
+from hybridcache_jax.store import trust
 from hybridcache_jax.store.logits import logits_of_bytes
 from hybridcache_jax.store.pack import read_blocks
 from hybridcache_jax.store.prefix_store import PrefixStore
@@ -178,7 +180,8 @@ class StoreLink:
     def step(self, cache: HybridCache, holds_for: Callable[[Key], Holds]) -> None:
         """See :meth:`Saves.step`; what is due by then is one of them."""
         self._generations.step()
-        self._uses.step()
+        for key in self._uses.looked():
+            self._generations.current(key)
         if self._evictions < self._outer.evictions:
             self._evictions = self._outer.evictions
             self._held.evicted()
@@ -220,6 +223,19 @@ class StoreLink:
         """
         self._held.give_up(dropped)
         self.saves.give_up(dropped)
+
+    def adopted(self, keys: Iterable[Key]) -> None:
+        """Claims came from elsewhere: what others give up from now on is noticed.
+
+        Args:
+          keys: under which the index claims it; of a producer for which the store does
+            not answer in time that begins with the next look.
+        """
+        of = {key.identity.within(None): key for key in keys if self._has_records(key)}
+        for producer, key in of.items():
+            now = self._lookups.run(trust.generation, self._store, producer)
+            if now is not None:
+                self._generations.current(dataclasses.replace(key, generation=now))
 
     def give_up(self, identity: Identity) -> None:
         """What a producer stored so far is not found again, by any process.

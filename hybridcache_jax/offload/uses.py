@@ -1,10 +1,13 @@
 """Which prefixes are of use, noted in their store so that they are not collected.
 
 What is used on the device, again and again, asks the store for nothing: without a note
-a collector would take the most used record for one that nobody needs.
+a collector would take the most used record for one that nobody needs.  And whoever
+serves nothing else would not hear that others gave its records up: so a note is a look
+at that, too.
 """
 
 import contextlib
+import dataclasses
 from concurrent.futures import Executor, Future
 
 import numpy as np
@@ -16,7 +19,7 @@ from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.finding import find_records
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.ticks import mark_used, tick
-from hybridcache_jax.store.trust import stored_prefix
+from hybridcache_jax.store.trust import generation, stored_prefix
 
 # Prefixes that wait to be noted at most; what is used beyond them is noted at its next
 # use.
@@ -43,7 +46,8 @@ class Uses:
         """
         self._store, self._executor, self._grid = store, executor, grid
         self._waiting: dict[_Name, np.ndarray] = {}
-        self._task: Future[None] | None = None
+        self._task: Future[list[Key]] | None = None
+        self._looked: list[Key] = []
         # Of the task alone: a tick, and what was noted in it.
         self._tick, self._noted = -1, set[_Name]()
 
@@ -62,13 +66,33 @@ class Uses:
 
     def step(self) -> None:
         """Notes what waits, unless a task is still at it."""
-        if self._waiting and (self._task is None or self._task.done()):
+        if self._task is not None:
+            if not self._task.done():
+                return
+            failed = self._task.cancelled() or self._task.exception() is not None
+            self._looked += [] if failed else self._task.result()
+            self._task = None
+        if self._waiting:
             waiting, self._waiting = self._waiting, {}
             self._task = submitted(self._executor, self._note, waiting)
 
-    def _note(self, used: dict[_Name, np.ndarray]) -> None:
+    def looked(self) -> list[Key]:
+        """One key of every producer of which something was noted since the last call.
+
+        Their generations are what the store said meanwhile.
+        """
+        self.step()
+        looked, self._looked = self._looked, []
+        return looked
+
+    def _note(self, used: dict[_Name, np.ndarray]) -> list[Key]:
+        looked: list[Key] = []
         # They are of use without it.
         with contextlib.suppress(Exception):
+            of = {key.identity.within(None): key for key, _, _ in used}
+            for producer, key in of.items():
+                now = generation(self._store, producer)
+                looked.append(dataclasses.replace(key, generation=now))
             now = tick(self._store)
             if now != self._tick:
                 self._tick, self._noted = now, set()
@@ -82,3 +106,4 @@ class Uses:
                     # Those that it goes on from need no mark of their own.
                     mark_used(self._store, [each.key for each in records[-1:]], now)
                     self._noted.add(name)
+        return looked

@@ -5,11 +5,14 @@ import dataclasses
 import pytest
 import toy
 from saved import Saved
+from test_adopted_claims import adopted
 
+import hybridcache_jax as hc
 from hybridcache_jax import Verdict
 from hybridcache_jax.offload.loads import LoadStage
 from hybridcache_jax.store import trust
 from hybridcache_jax.store.prefix_store import StoreError
+from hybridcache_jax.testing.stores import Inline
 
 CHAT = [n % 9 + 1 for n in range(12)]
 LONGER = [*CHAT, 2, 7, 1, 8, 2, 8, 1, 8]
@@ -73,6 +76,31 @@ def test_a_save_is_a_look_at_the_store_as_well():
     assert (records(first), second.ends()) == (1, {"lost": 1})
     for session in (second, first.restarted()):
         assert session.answer([*CHAT, 0]).length == 0
+
+
+def test_who_serves_from_the_device_alone_hears_of_it():
+    """Nothing is looked up there and nothing saved; the note of a use is a look."""
+    first = wrong_record()
+    second, lease = loaded(first)
+    second.release(lease, publish=False)
+    narrow(first)
+    second.release(second.admit([*CHAT, 0]), publish=False)
+    second.poll()
+    assert second.answer([*CHAT, 0]).length == 0
+
+
+def test_what_was_adopted_goes_when_its_records_are_given_up():
+    first = wrong_record()
+    options = {"store": first.objects, "executor": Inline()}
+    second = adopted(
+        first, tier=hc.HostTier(first.model.plan, budget="1MiB"), **options
+    )
+    narrow(first)
+    lease = second.admit([*CHAT, 0])
+    assert lease.plan.length == len(CHAT)
+    second.release(lease, publish=False)
+    second.put(second.prefixes.poll(second.cache)[0])
+    assert second.answer([*CHAT, 0]).length == 0
 
 
 def test_rows_and_loads_on_given_up_records_come_to_nothing():

@@ -3,6 +3,7 @@
 from .record import Mutation
 
 _KEYS = "tests/faults/test_keys_in_folders.py::"
+_GIVEN_UP = "tests/faults/test_records_given_up.py::"
 _LATE = "tests/faults/test_late_lookups.py::"
 _BLOCKS = "tests/faults/test_blocks_in_folders.py::"
 
@@ -58,5 +59,21 @@ FOLDERS = (
         "if at < len(keys):",
         "what was found before it was given up is found once more",
         (_LATE + "test_what_was_told_late_and_given_up_since_is_not_used",),
+    ),
+    Mutation(
+        "uses-do-not-look",
+        "offload/uses.py",
+        "                looked.append(dataclasses.replace(key, generation=now))\n",
+        "                del now\n",
+        "who serves from the device alone goes on with what others found to be wrong",
+        (_GIVEN_UP + "test_who_serves_from_the_device_alone_hears_of_it",),
+    ),
+    Mutation(
+        "adopted-claims-begin-with-the-first-look",
+        "prefix_snapshots.py",
+        "            self._link.adopted(self._index.stored_keys())\n",
+        "            pass\n",
+        "what was adopted is taken for newer than what it was given up with",
+        (_GIVEN_UP + "test_what_was_adopted_goes_when_its_records_are_given_up",),
     ),
 )
