@@ -22,18 +22,21 @@ class Evidence:
       compiled: accelerators for which it compiles, in every layout that was tried, and
         copies no pool; they were not there (``python -m pallas_kernels.compiled``).
       interpreted: whether it was right in Pallas' interpreter.
+      layouts: that were compiled; a pool's own need not be among them.
     """
 
     hardware: tuple[str, ...]
     compiled: tuple[str, ...]
     interpreted: bool
+    layouts: tuple[str, ...]
 
     @property
     def words(self) -> str:
         """For people."""
         parts = [f"run on {name}" for name in self.hardware]
         if self.compiled:
-            parts.append("compiled for " + ", ".join(self.compiled))
+            layouts = "; ".join(self.layouts)
+            parts.append(f"compiled for {', '.join(self.compiled)} (of {layouts})")
         if self.interpreted:
             parts.append("interpreted")
         return "; ".join(parts) or "by the library's tests on a CPU"
@@ -57,6 +60,7 @@ def evidence(implementation: str, read: str, dtype: str, *, backend: str) -> Evi
             target for target in _outcomes().compiled_for(*asked) if target in targets
         ),
         interpreted=any(run.device == INTERPRETER for run in runs),
+        layouts=_outcomes().layouts(*asked, targets),
     )
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 KEPT = Path(__file__).with_name("outcomes.json")
@@ -106,6 +106,31 @@ class Outcomes:
             if (each.implementation, each.operation, each.dtype) == asked:
                 good[each.target] = good.get(each.target, True) and each.good
         return tuple(target for target, all_good in good.items() if all_good)
+
+    def layouts(
+        self,
+        implementation: str,
+        operation: str,
+        dtype: str,
+        targets: Container[str],
+    ) -> tuple[str, ...]:
+        """Layouts of which a read was compiled.
+
+        Args:
+          implementation: ``"xla"`` or a kernel.
+          operation: read.
+          dtype: of the pool.
+          targets: accelerators that count.
+        """
+        asked = (implementation, operation, dtype)
+        return tuple(
+            dict.fromkeys(
+                each.layout
+                for each in self.outcomes
+                if (each.implementation, each.operation, each.dtype) == asked
+                if each.target in targets
+            )
+        )
 
 
 def kept(path: Path = KEPT) -> Outcomes:

@@ -178,5 +178,7 @@ def test_every_kernel_is_known_to_be_compiled_and_interpreted(name, backend):
         found = evidence(name, case.operation, case.dtype, backend=backend)
         assert set(found.compiled) == targets, case
         assert found.interpreted, case
-        assert "interpreted" in found.words
+        assert case.layout in found.layouts
+        assert found.words.startswith(f"compiled for {', '.join(found.compiled)} (of ")
+        assert found.words.endswith("; interpreted")
         assert found.hardware == ()
