@@ -171,7 +171,9 @@ class RoomMethods(PrefixParts):
         """Takes every load as far as it goes, and saves a step further.
 
         Call it between steps.  One save at a time copies a batch of blocks for the
-        store; see :attr:`saving` and :meth:`flush`.
+        store, at one call of eight, so that steps take little longer for it; at every
+        one while more than eight saves wait, or after :meth:`flush` was called until
+        none does.  See :attr:`saving`.
 
         A load is registered whole, in one update, after all of it was verified.  One of
         more than 32 MiB from a store comes a part at a time into blocks that nobody can

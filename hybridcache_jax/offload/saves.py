@@ -30,6 +30,9 @@ MOST_WAITING = 64
 _MOST_TRIES = 8
 # Polls before the second try; twice as many before each one that follows.
 _PAUSE = 16
+# Steps left alone after one with a batch: a copy, and what writes it beside the steps,
+# take time from few of them.  Not where more saves wait, or somebody for all of them.
+_REST, _FEW = 7, 8
 # Times that one try begins anew because what it was to name is gone.
 _MOST_GONE = 3
 
@@ -73,6 +76,8 @@ class Saves:
         """
         self._plan, self._watch, self._whereabouts = plan, watch, whereabouts
         self._saving = saving
+        # Steps that are still left alone, and whether somebody waits for all saves.
+        self._rest, self._hurried = 0, False
         self._waiting: collections.deque[_Turn] = collections.deque()
         # Saves that failed and are tried again; they do not count as waiting.
         self._failed: list[_Turn] = []
@@ -124,8 +129,13 @@ class Saves:
             turn.pause -= 1
         self._try_again()
         if not self._waiting:
+            self._rest, self._hurried = 0, False
             return
-        turn, why = self._waiting[0], None
+        if self._rest and len(self._waiting) <= _FEW and not self._hurried:
+            self._rest -= 1
+            return
+        turn, why, self._rest = self._waiting[0], None, 0
+        batches = self._saving.batches
         try:
             turn.steps.send((cache, holds_for(turn.save.key)))
         except StopIteration as done:
@@ -147,6 +157,8 @@ class Saves:
         except Exception as error:  # a store may fail in any way of its own
             end, why = SaveEnd.FAILED, error
         else:
+            if self._saving.batches > batches:
+                self._rest = _REST
             return
         # Unless it was given up with all that its producer had stored.
         if self._waiting and self._waiting[0] is turn:
@@ -166,7 +178,8 @@ class Saves:
         self._waiting = collections.deque(kept)
 
     def release(self) -> None:
-        """What failed is tried again at once."""
+        """What failed is tried again at once, and no step is left alone any more."""
+        self._hurried = True
         for turn in self._failed:
             turn.pause = 0
         self._try_again()

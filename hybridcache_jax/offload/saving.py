@@ -84,7 +84,11 @@ class Save(Published):
 
 
 class Saving:
-    """Takes the saves of one ``PrefixCache`` from beginning to end."""
+    """Takes the saves of one ``PrefixCache`` from beginning to end.
+
+    Attributes:
+      batches: how many were copied for them so far.
+    """
 
     def __init__(
         self,
@@ -112,6 +116,7 @@ class Saving:
         self._index, self._whereabouts = index, whereabouts
         self._current, self._use = current, use
         self._packs = PackWrites(store, executor, whereabouts)
+        self.batches = 0
 
     def begun(self, save: Save) -> Steps:
         """The steps of a save; each is sent the cache of its moment, and what is true.
@@ -198,6 +203,7 @@ class Saving:
                 places.update((yield from self._packs.written(writing.popleft())))
             cache, holds = yield
             there, data = self._copies(save, cache, holds, pool, numbers)
+            self.batches += 1
             # While it waits it must not keep memory alive that a step donates.
             del cache, holds
             if len(there) + len(data) < len(numbers):

@@ -363,7 +363,7 @@ def test_what_was_computed_anew_counts_again_in_the_same_process():
     for end in ({"saved": 1}, {"saved": 1, "there": 1}):
         second.store_cold(CHAT)
         # A save that is begun again for ever would keep ``flush`` for ever, too.
-        for _ in range(50):
+        for _ in range(300):
             second.poll()
         assert second.ends() == end
 
@@ -624,7 +624,7 @@ def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
         lambda *given: copied.append(given) or copies(*given),
     )
     while session.prefixes.saving:
-        for _ in range(5):
+        for _ in range(32):
             cache, _ = session.prefixes.poll(session.cache)
             session.put(cache)
         waiting = sum(fn is pack_writes.write_blocks for _, fn, _, _ in held.tasks)
@@ -638,13 +638,41 @@ def test_while_two_packs_are_written_nothing_more_is_copied(monkeypatch):
     assert session.restarted(executor=Inline()).answer([*CHAT, 0]).length >= 12
 
 
+def test_few_steps_carry_a_copy_unless_somebody_waits(monkeypatch):
+    """One of eight; every one of a flush, and where more saves wait than a few."""
+    for few, flushed, apart in ((8, False, 8), (8, True, 1), (0, False, 1)):
+        monkeypatch.setattr(saves, "_FEW", few)
+        session, polls, at = Saved(toy.fine()), [], []
+        session.store(CHAT)
+        outer = session.prefixes._outer
+        poll, copies = outer.poll, outer.whereabouts.copies
+
+        def counted(*given, poll=poll, polls=polls):
+            polls.append(given)
+            return poll(*given)
+
+        def copied(*given, copies=copies, polls=polls, at=at):
+            at.append(len(polls))
+            return copies(*given)
+
+        monkeypatch.setattr(outer, "poll", counted)
+        monkeypatch.setattr(outer.whereabouts, "copies", copied)
+        if flushed:
+            session.save()
+        while session.prefixes.saving:
+            session.poll()
+        assert len(at) > 2
+        assert set(np.diff(at)) == {apart}
+        assert session.ends() == {"saved": 1}
+
+
 def test_packs_of_a_save_that_was_given_up_still_count(monkeypatch):
     monkeypatch.setattr(saving, "PACK_BYTES", 1)
     held = Held()
     session = Saved(toy.fine(), executor=held)
 
     def most_written():
-        for _ in range(8):
+        for _ in range(40):
             cache, _ = session.prefixes.poll(session.cache)
             session.put(cache)
             held.run(but=pack_writes.write_blocks)

@@ -22,7 +22,7 @@ def records(one):
     return len([name for name in one.objects.objects if name.startswith("records/")])
 
 
-def polled(one, times=60):
+def polled(one, times=400):
     for _ in range(times):
         one.poll()
 

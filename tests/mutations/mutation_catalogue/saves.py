@@ -9,6 +9,22 @@ _BACK = "tests/faults/test_write_back.py::"
 
 SAVES = (
     Mutation(
+        "every-step-carries-a-copy",
+        "offload/saves.py",
+        "            self._rest -= 1\n            return\n",
+        "            pass\n",
+        "a server is slower for as long as it saves",
+        (_SAVED + "test_few_steps_carry_a_copy_unless_somebody_waits",),
+    ),
+    Mutation(
+        "a-flush-leaves-steps-alone",
+        "offload/saves.py",
+        "        self._hurried = True\n",
+        "",
+        "who waits for all saves waits for steps that nobody takes",
+        (_SAVED + "test_few_steps_carry_a_copy_unless_somebody_waits",),
+    ),
+    Mutation(
         "record-of-a-lost-block",
         "offload/saves.py",
         "if RULES[pool.form].grows and not there.all():",

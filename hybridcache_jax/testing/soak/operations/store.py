@@ -20,7 +20,7 @@ def save(m: "Machine", a: int, b: int, c: int) -> bool:
         while saves.waiting:
             polled(m, Fault())
         return True
-    m.cache = m.prefixes.flush(m.cache)
+    m.cache, saves.hurried = m.prefixes.flush(m.cache), True
     while saves.waiting:
         saves.step(Reads(Fault()))
     return True

@@ -17,6 +17,7 @@ from hybridcache_jax.testing.soak.oracle.records import (
 from hybridcache_jax.testing.soak.oracle.store import Store
 from hybridcache_jax.testing.soak.oracle.tier import Tier
 
+_REST, _FEW = 7, 8
 _MOST_WAITING = 64
 
 
@@ -68,6 +69,7 @@ class Saves:
         self._records, self._claims, self._tier = records, claims, tier
         self._batch, self._pools, self._uses = batch, claims.blocks.pools, uses
         self.waiting: list[Save] = []
+        self.hurried, self._rest, self._batches = False, 0, 0
         self.ends: collections.Counter = collections.Counter()
 
     def published(self, who: Who, tokens: Tokens) -> None:
@@ -96,8 +98,13 @@ class Saves:
           reads: those of the poll, with their fault.
         """
         if not self.waiting:
+            self.hurried, self._rest = False, 0
             return
-        save, self._reads = self.waiting[0], reads
+        if self._rest and len(self.waiting) <= _FEW and not self.hurried:
+            self._rest -= 1
+            return
+        save, self._reads, self._rest = self.waiting[0], reads, 0
+        batches = self._batches
         try:
             end = next(save.steps)
         except _GoneError as gone:
@@ -108,6 +115,8 @@ class Saves:
         else:
             if end:
                 self._ended(save, end)
+            elif self._batches > batches:
+                self._rest = _REST
 
     def give_up(self, gone) -> None:
         """What was published for some is not saved any more.
@@ -143,6 +152,7 @@ class Saves:
                 missing = [n for n in numbers if (pool, n) not in places]
                 for at in range(0, len(missing), self._batch):
                     yield ""
+                    self._batches += 1
                     some = missing[at : at + self._batch]
                     claims = self._claims.claimed(save.who, save.tokens)[pool]
                     blocks = [block for n in some for block in claims[n : n + 1]]
