@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from pallas_kernels.compiled import sources
-from pallas_kernels.compiled.accelerators import TPUS
 from pallas_kernels.compiled.cases import cases
 from pallas_kernels.compiled.environment import ENVIRONMENT
 from pallas_kernels.compiled.matrix import WANTED, outdated
@@ -82,13 +81,7 @@ def test_what_is_kept_has_every_case_and_its_table_was_made_from_it():
     assert {(each.target, *each.case) for each in outcomes.outcomes} == wanted
 
 
-# Compiled before bfloat16 beside 8 bits became float32 (``mosaic_tpu/entries.py``).
-OLDER = pytest.mark.xfail(strict=True, reason="--outdated --write is still to be run")
-
-
-@pytest.mark.parametrize(
-    "target", [pytest.param(x, marks=[OLDER] * (x in TPUS)) for x in WANTED]
-)
+@pytest.mark.parametrize("target", WANTED)
 def test_what_is_kept_was_compiled_from_the_text_that_is_here(target):
     changed = outdated(target, cases(), kept())
     assert not changed, "run python -m pallas_kernels.compiled --outdated --write"
