@@ -91,7 +91,7 @@ def _product_dtype(entry: Entry):
     Beside numbers in 8 bits, bfloat16 ones are float32 too: a query that is rounded for
     one plane and not for the other moves what later layers quantise.
     """
-    planes = entry.key_planes + entry.value_planes
+    planes = (*entry.key_planes, *entry.value_planes)
     narrow = all(plane.dtype == "bfloat16" for plane in planes)
     return jnp.bfloat16 if narrow else jnp.float32
 
