@@ -29,6 +29,10 @@ class Identity:
       numerics: what else of a run changes values: backend, kernels, matmul precision...
       namespace: tenant; the empty string is the one shared by all without.
       format_version: version of this library's cache format.
+
+    Raises:
+      ValueError: for a namespace that is no string: a number that counts as nothing
+        would be the namespace of all.
     """
 
     weights: str | None
@@ -42,11 +46,17 @@ class Identity:
 
     def __post_init__(self):
         # No tenant given and the tenant without a name are the same.
-        object.__setattr__(self, "namespace", self.namespace or "")
+        if self.namespace is None:
+            object.__setattr__(self, "namespace", "")
+        elif not isinstance(self.namespace, str):
+            raise ValueError(
+                f"namespace must be a string, got {self.namespace!r}; give the name of "
+                'the tenant, or "" or None for the one shared by all without.'
+            )
 
     def within(self, namespace: str | None) -> "Identity":
         """The same producer in another namespace; None and "" are the same."""
-        return dataclasses.replace(self, namespace=namespace or "")
+        return dataclasses.replace(self, namespace=namespace)
 
     @property
     def complete(self) -> bool:

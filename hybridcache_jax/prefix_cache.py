@@ -93,12 +93,7 @@ class PrefixCache(
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
-        ids = token_array(tokens)
-        if len(ids) > self.plan.max_length:
-            raise ValueError(
-                f"The prompt has {len(ids)} tokens, the plan allows "
-                f"{self.plan.max_length}; shorten it or plan a larger max_length."
-            )
+        ids = self._prompt(tokens)
         if approximate_replay is not None:
             least = whole("approximate_replay", approximate_replay, least=1)
         key = self._rollout.key(identity, request=request, session=session)
@@ -143,15 +138,25 @@ class PrefixCache(
             metrics count apart from what answers somebody.
 
         Raises:
-          ValueError: if the tokens are no flat sequence of int32 integers, if the
-            contents are no disjoint spans of them, or for an id that is too long.
+          ValueError: if the tokens are no flat sequence of int32 integers, or more
+            than the plan's ``max_length``; if the contents are no disjoint spans of
+            them; or for an id that is too long.
         """
         key = self._rollout.key(identity, request=request, session=session)
-        ids = token_array(tokens)
+        ids = self._prompt(tokens)
         known = Contents.of(contents, len(ids))
         plan = make_cold_plan(self.plan.spec, len(ids), key, self.cost, known)
         plan = plan.counted_to(len(ids)) if shadow else plan
         return dataclasses.replace(plan, line=self._line.name, shadow=shadow)
+
+    def _prompt(self, tokens: TokenIds) -> np.ndarray:
+        ids = token_array(tokens)
+        if len(ids) > self.plan.max_length:
+            raise ValueError(
+                f"The prompt has {len(ids)} tokens, the plan allows "
+                f"{self.plan.max_length}; shorten it or plan a larger max_length."
+            )
+        return ids
 
     def warm_up(
         self, cache: HybridCache, identity: Identity, *, sequences: bool = False

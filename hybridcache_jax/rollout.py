@@ -9,6 +9,7 @@ published, so what lies outside a scope is not filtered out: it is never met.
 import dataclasses
 import enum
 import math
+import numbers
 import reprlib
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -105,7 +106,8 @@ class ReusePolicy:
 
     Raises:
       ValueError: for a scope that does not exist, a share outside 0 to 1, a seed that
-        is no integer, or a tolerance that is negative or no number.
+        is no integer, a tolerance that is negative or no number, or
+        producers that are no mapping.
     """
 
     scope: Scope | str = Scope.REQUEST
@@ -117,18 +119,22 @@ class ReusePolicy:
     shadow_tolerance: float = 0.0
 
     def __post_init__(self):
+        share, tolerance = self.shadow_share, self.shadow_tolerance
         # Written so that NaN is refused.
-        if not 0 <= self.shadow_share <= 1:
+        if not (isinstance(share, numbers.Real) and 0 <= share <= 1):
+            raise ValueError(f"shadow_share must lie between 0 and 1, got {share!r}.")
+        if not (isinstance(tolerance, numbers.Real) and 0 <= tolerance < math.inf):
             raise ValueError(
-                f"shadow_share must lie between 0 and 1, got {self.shadow_share}."
+                f"shadow_tolerance must be a finite number >= 0, got {tolerance!r}."
             )
-        if not 0 <= self.shadow_tolerance < math.inf:
+        if not isinstance(self.producers, Mapping):
             raise ValueError(
-                "shadow_tolerance must be a finite number >= 0, got "
-                f"{self.shadow_tolerance}."
+                "producers must map an Identity to a scope, got "
+                f"{reprlib.repr(self.producers)}."
             )
-        if not isinstance(self.seed, int):
+        if isinstance(self.seed, bool) or not isinstance(self.seed, numbers.Integral):
             raise ValueError(f"seed must be an integer, got {self.seed!r}.")
+        object.__setattr__(self, "seed", int(self.seed))
         object.__setattr__(self, "scope", Scope.of(self.scope))
         scopes = {
             identity.within(None): Scope.of(scope)

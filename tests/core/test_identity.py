@@ -231,6 +231,14 @@ def test_b41_tenants_share_nothing_they_store():
     assert len(set.union(*blocks)) == sum(map(len, blocks)) == 6
 
 
+@pytest.mark.parametrize("namespace", [0, False, 0.0, b"", (), 1])
+def test_a_namespace_that_is_no_name_is_not_the_shared_one(namespace):
+    with pytest.raises(ValueError, match="namespace must be a string"):
+        ME.within(namespace)
+    with pytest.raises(ValueError, match="namespace must be a string"):
+        dataclasses.replace(ME, namespace=namespace)
+
+
 def test_no_namespace_and_the_empty_one_are_the_same():
     assert ME.within(None) == ME.within("")
     assert ME.within(None).digest == ME.within("").digest

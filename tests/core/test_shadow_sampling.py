@@ -73,7 +73,11 @@ def test_a_policy_without_shares_chooses_nothing():
         ({"shadow_tolerance": -1.0}, "finite number >= 0"),
         ({"shadow_tolerance": math.inf}, "finite number >= 0"),
         ({"shadow_tolerance": math.nan}, "finite number >= 0"),
+        ({"shadow_share": "0.5"}, "between 0 and 1"),
+        ({"shadow_tolerance": None}, "finite number >= 0"),
         ({"seed": 0.5}, "must be an integer"),
+        ({"seed": True}, "must be an integer"),
+        ({"producers": [("w", "off")]}, "must map an Identity to a scope"),
     ],
 )
 def test_a_policy_says_what_is_wrong(wrong, message):

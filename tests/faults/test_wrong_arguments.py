@@ -36,4 +36,8 @@ def test_wrong_numbers_and_names_are_refused_and_change_nothing():
         prefixes.match(cache, toy.P, identity, approximate_replay=2.5)
     with pytest.raises(ValueError, match="flat sequence of integers"):
         prefixes.cold_plan([0.5], identity)
+    with pytest.raises(
+        ValueError, match=f"the plan allows {prefixes.plan.max_length};"
+    ):
+        prefixes.cold_plan([5] * (prefixes.plan.max_length + 1), identity)
     assert session.match([*toy.P, 7]).length == 12
