@@ -34,11 +34,11 @@ class Lineage:
         # Tickets count from here on; half of int32 is left for them.
         self.name = secrets.randbelow(2**30) + 1
 
-    def require_newest(self, cache: HybridCache) -> None:
-        """Refuses every other value.
+    def stamp_of(self, cache: HybridCache) -> int:
+        """The stamp of a cache, of this line or not.
 
         Raises:
-          StaleCacheError: for a cache of another plan, an older or a foreign value.
+          StaleCacheError: for a cache of another plan, or one that was donated.
         """
         # The same object nearly always: a plan is long to compare.
         if cache.plan is not self.plan and cache.plan != self.plan:
@@ -51,7 +51,15 @@ class Lineage:
                 "The memory of this cache was donated to the call that made the next "
                 "value; go on from that one."
             )
-        stamp = int(cache.stamp)
+        return int(cache.stamp)
+
+    def require_newest(self, cache: HybridCache) -> None:
+        """Refuses every other value.
+
+        Raises:
+          StaleCacheError: for a cache of another plan, an older or a foreign value.
+        """
+        stamp = self.stamp_of(cache)
         if self.newest is None:
             # The first cache seen: nothing is claimed yet.
             self.newest = stamp

@@ -74,6 +74,7 @@ class PrefixIndex:
         blocks: tuple[int, ...],
         most: int,
         versions: Mapping[Identity, int],
+        stamp: int,
     ) -> SavedClaims:
         """The claims under some keys as data, of what is on the device.
 
@@ -82,6 +83,7 @@ class PrefixIndex:
           blocks: of each pool.
           most: tokens that may be claimed in all.
           versions: ids of identities in the facts.
+          stamp: of the cache.
         """
         roots = {key: root for key, root in self._roots.items() if which(key)}
         content = self._content_keys.content
@@ -90,7 +92,9 @@ class PrefixIndex:
             for number, pool in enumerate(self._spec.pools)
             if RULES[pool.form].grows
         )
-        return saved(roots, self._sizes, blocks, growing, most, versions, content)
+        return saved(
+            roots, self._sizes, blocks, growing, most, versions, content, stamp
+        )
 
     def prefixes_of(self, claims: SavedClaims) -> Iterator[Prefix]:
         """What :meth:`insert` takes, for every prefix in claims of this layout."""

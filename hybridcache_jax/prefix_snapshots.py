@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from hybridcache_jax.errors import LeaseError
+from hybridcache_jax.errors import LeaseError, StaleCacheError
 from hybridcache_jax.lineage import with_tables
 from hybridcache_jax.prefix_parts import PrefixParts
 from hybridcache_jax.saved_claims import SavedClaims
@@ -31,6 +31,7 @@ class SnapshotMethods(PrefixParts):
             self.plan.blocks,
             self.plan.index_tokens,
             self._versions.known(),
+            int(cache.stamp),
         )
 
     def adopt(self, cache: HybridCache, claims: SavedClaims) -> HybridCache:
@@ -55,12 +56,18 @@ class SnapshotMethods(PrefixParts):
 
         Raises:
           LeaseError: if this ``PrefixCache`` has worked on a cache before.
-          StaleCacheError: for a cache of another plan.
+          StaleCacheError: for a cache of another plan, or another one than the claims
+            are of.
         """
         if self._line.newest is not None:
             raise LeaseError(
                 "This PrefixCache follows a cache already, what it claims is true of "
                 "that one alone; make a new PrefixCache to adopt another."
+            )
+        if claims.stamp != self._line.stamp_of(cache):
+            raise StaleCacheError(
+                "These claims are of another cache, and say nothing of what this one "
+                "holds; adopt both as one call of restore_snapshot gave them."
             )
         self._line.require_newest(cache)
         self._versions.adopt(claims.versions)

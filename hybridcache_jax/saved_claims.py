@@ -34,6 +34,7 @@ class SavedClaims:
       content_keys: ``[T]`` int32, negative where a token stands for content.
       blocks: per pool, ``[T // block_tokens]`` int32 ids; ``NOTHING`` for none.
       epochs: per pool, likewise, the epochs they were claimed with.
+      stamp: of the cache of which they are true.
       given_up: keys whose claims do not count any more.
     """
 
@@ -47,6 +48,7 @@ class SavedClaims:
     content_keys: np.ndarray
     blocks: tuple[np.ndarray, ...]
     epochs: tuple[np.ndarray, ...]
+    stamp: int
     given_up: frozenset[Key] = frozenset()
 
     def prefixes(self, sizes: Sizes) -> Iterator[Prefix]:
@@ -98,6 +100,7 @@ def saved(
     most: int,
     versions: Mapping[Identity, int],
     content: Callable[[int], ContentId | None],
+    stamp: int,
 ) -> SavedClaims:
     """What trees claim on the device at this moment; a copy.
 
@@ -113,6 +116,7 @@ def saved(
         are more, because an outer tier holds the others, some edges are left out.
       versions: ids of identities in the facts.
       content: what a content key stands for.
+      stamp: of the cache.
     """
     walked: list[tuple[int, int, Node]] = []
     for number, root in enumerate(roots.values()):
@@ -161,6 +165,7 @@ def saved(
         content_keys=keys,
         blocks=tuple(ids),
         epochs=tuple(epochs),
+        stamp=stamp,
     )
 
 

@@ -302,11 +302,13 @@ class OrbaxPrefixStore(ObjectStore):
                 on_progress,
             )
             check_claims(plan, len(said.keys), said.contents, leaves["prefixes"])
+        cache = cache_of(plan, leaves["cache"])
         marks = self._marks([key.identity for key in said.keys])
         claims = SavedClaims(
             keys=said.keys,
             versions=said.versions,
             contents=said.contents,
+            stamp=int(cache.stamp),
             given_up=frozenset(
                 key
                 for key, now, then in zip(said.keys, marks, said.marks, strict=True)
@@ -314,7 +316,6 @@ class OrbaxPrefixStore(ObjectStore):
             ),
             **claim_arrays(plan, leaves["prefixes"]),
         )
-        cache = cache_of(plan, leaves["cache"])
         return jax.device_put(cache, sharding), claims
 
     def snapshots(self) -> tuple[Snapshot, ...]:

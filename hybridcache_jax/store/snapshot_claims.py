@@ -107,6 +107,7 @@ def _layout(plan: CapacityPlan, edges: int, tokens: int) -> Leaves:
             content_keys=numbers(tokens),
             blocks=per_pool,
             epochs=per_pool,
+            stamp=0,
         ),
     )
 

@@ -44,6 +44,7 @@ def carried(session):
         keys=said.keys,
         versions=said.versions,
         contents=said.contents,
+        stamp=claims.stamp,
         **claim_arrays(plan, copies),
     )
     arrays = {name: np.array(x) for name, x in cache_leaves(session.cache).items()}
@@ -226,3 +227,10 @@ def test_claims_of_another_plan_or_an_older_value_are_refused():
     other = hc.PrefixCache(dataclasses.replace(before.model.plan, stored_tokens=49))
     with pytest.raises(hc.StaleCacheError, match="another plan"):
         other.adopt(cache, claims)
+    twin = toy.Session(toy.fine())
+    twin.store(P[::-1])
+    third = hc.PrefixCache(twin.model.plan)
+    with pytest.raises(hc.StaleCacheError, match="claims are of another cache"):
+        third.adopt(twin.cache, claims)
+    # It follows none yet.
+    third.adopt(*carried(twin))

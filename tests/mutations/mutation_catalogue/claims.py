@@ -38,6 +38,26 @@ CLAIMS = (
         INDEX,
     ),
     Mutation(
+        "claims-of-another-cache-adopted",
+        "prefix_snapshots.py",
+        "if claims.stamp != self._line.stamp_of(cache):",
+        "if False:",
+        "what another cache holds is found in this one",
+        (
+            "tests/faults/test_adopted_claims.py::test_claims_of_another_plan_or_an_older_value_are_refused",
+        ),
+    ),
+    Mutation(
+        "namespace-of-nothing-shared",
+        "identity.py",
+        "if self.namespace is None:",
+        "if not self.namespace:",
+        "what a tenant numbered 0 stored is found by all without one",
+        (
+            "tests/core/test_identity.py::test_a_namespace_that_is_no_name_is_not_the_shared_one",
+        ),
+    ),
+    Mutation(
         "hole-not-rounded",
         "index_pruning.py",
         "length = min(length, hole - hole % self._grid)",
