@@ -182,11 +182,16 @@ def test_a_sweep_between_any_two_calls_of_a_save_harms_neither(
 def test_a_save_and_the_collector_in_any_order(nursery, tmp_path, first):
     """A pack whose manifest is not there yet is noted, and not taken."""
     root = tmp_path / "s"
+    save(ObjectStore(tmp_path / "plain"), OTHER)
+    plain = nursery.trial(tmp_path / "plain", writer(SEVEN))["events"]
+    # It lies there whole, and is not in its place yet.
+    pack, manifest = (at for at, event in enumerate(plain) if event[0] == "rename")
+    assert pack < manifest
     for at in range(0, 130, 13):
         shutil.rmtree(root, ignore_errors=True)
         save(ObjectStore(root), OTHER)
         # A pack that is in nobody's record, and noted.
-        killed = nursery.trial(root, writer(SEVEN), fault="kill", at=40)
+        killed = nursery.trial(root, writer(SEVEN), fault="kill", at=manifest)
         assert killed["end"] == "killed"
         collector = {"kind": "collect", "keep_ticks": None}
         assert nursery.trial(root, collector)["end"] == "done"
