@@ -8,6 +8,7 @@ import numpy as np
 
 from hybridcache_jax.contents import ContentId
 from hybridcache_jax.spec import CacheSpec
+from hybridcache_jax.tokens import common_length
 
 # An id that no pool has: nothing is claimed here.
 NOTHING = np.int32(np.iinfo(np.int32).max)
@@ -126,7 +127,7 @@ class Children(dict[bytes, "Node"]):
 
 @dataclasses.dataclass(slots=True)
 class Node:
-    """One edge of the tree and what is claimed for its tokens.
+    """One edge of the tree and what is claimed for its tokens; it copies both ids.
 
     Attributes:
       tokens: ``[n]`` int32.
@@ -145,6 +146,9 @@ class Node:
     packed: bytes = dataclasses.field(init=False)
 
     def __post_init__(self):
+        if self.content_keys is not None:
+            # What is compared is copied below; this has memory of its own, too.
+            self.tokens = self.tokens.copy()
         self._pack()
 
     @property
@@ -169,12 +173,12 @@ class Node:
         # Copies: a part would keep the memory of the whole alive.
         keys = self.content_keys
         return Node(
-            self.tokens[start:stop].copy(),
+            self.tokens[start:stop],
             tuple(
                 each[:, :, start // size : stop // size].copy()
                 for each, (size, _) in zip(self.claimed, sizes.groups, strict=True)
             ),
-            None if keys is None else keys[start:stop].copy(),
+            None if keys is None else keys[start:stop],
         )
 
     def common(self, ids: np.ndarray) -> int:
@@ -183,7 +187,7 @@ class Node:
         # Bytes are compared in one go, without an array of what differs.
         if self.packed.startswith(ids.data):
             return len(ids)
-        return int((self.ids[: len(ids)] != ids).argmax())
+        return common_length(self.ids, ids)
 
     def extend(self, rest: "Node", sizes: Sizes) -> None:
         """Makes the edge longer by another one."""

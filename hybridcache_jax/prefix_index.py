@@ -170,7 +170,7 @@ class PrefixIndex:
           holds: tells which older claims are still true.
           contents: what some of the tokens stand for; no placeholder is without.
         """
-        own = np.array(tokens, np.int32)
+        own = np.asarray(tokens, np.int32)
         ids = self._content_keys.stored(own, contents)
         fresh = Node(
             own,

@@ -1,4 +1,4 @@
-"""Token ids as the host takes them from callers."""
+"""Token ids on the host: taken from callers, and compared."""
 
 import numpy as np
 
@@ -26,3 +26,18 @@ def token_array(tokens: TokenIds) -> np.ndarray:
     if abs(int(ids.min())) > _INT32_MAX or int(ids.max()) > _INT32_MAX:
         raise ValueError(f"Token ids must fit int32, got {ids.min()}..{ids.max()}.")
     return np.ascontiguousarray(ids, np.int32)
+
+
+def common_length(a: np.ndarray, b: np.ndarray) -> int:
+    """How many leading ids two arrays share.
+
+    Args:
+      a: ``[n]`` int32.
+      b: ``[m]`` int32.
+    """
+    length = min(len(a), len(b))
+    if length == 0:
+        return 0
+    different = a[:length] != b[:length]
+    place = int(different.argmax())
+    return place if different[place] else length

@@ -8,7 +8,8 @@ from pallas_kernels.stored import Stored
 WANTED = ("auto", "xla", "mosaic_tpu", "mosaic_gpu", "interpret")
 """What a caller may ask for; see :func:`choose`."""
 
-_BACKENDS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
+BACKENDS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
+"""By kernel, the backend that it is for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,9 +74,9 @@ def choose(
 
 
 def _insisted(operation: str, stored: Stored, backend: str, wanted: str) -> Kernel:
-    if backend != _BACKENDS[wanted]:
+    if backend != BACKENDS[wanted]:
         raise ValueError(
-            f"The {wanted} kernels run on {_BACKENDS[wanted].upper()}s, this is a plan "
+            f"The {wanted} kernels run on {BACKENDS[wanted].upper()}s, this is a plan "
             f"for {backend!r}; take kernels='auto', or 'interpret' to try the TPU "
             "kernels here."
         )

@@ -15,6 +15,7 @@ from hybridcache_jax.store.manifest import Manifest
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.records import Prefix
 from hybridcache_jax.store.trust import stored_prefix
+from hybridcache_jax.tokens import common_length
 
 Answer = tuple[Prefix, Found]
 T = TypeVar("T")
@@ -125,9 +126,7 @@ class Lookups:
         """
         best, most = None, self._grid
         for at, (under, (prefix, _)) in enumerate(self._kept):
-            size = min(len(tokens), len(prefix.tokens))
-            other = np.flatnonzero(tokens[:size] != prefix.tokens[:size])
-            shared = int(other[0]) if len(other) else size
+            shared = common_length(tokens, prefix.tokens)
             if under == key and shared >= most:
                 best, most = at, shared
         if best is None:

@@ -1,6 +1,5 @@
 """One ``PrefixCache`` and one store: what is looked up there, and what is saved."""
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
@@ -232,10 +231,10 @@ class StoreLink:
             not answer in time that begins with the next look.
         """
         of = {key.identity.within(None): key for key in keys if self._has_records(key)}
-        for producer, key in of.items():
-            now = self._lookups.run(trust.generation, self._store, producer)
+        for key in of.values():
+            now = self._lookups.run(trust.current_key, self._store, key)
             if now is not None:
-                self._generations.current(dataclasses.replace(key, generation=now))
+                self._generations.current(now)
 
     def give_up(self, identity: Identity) -> None:
         """What a producer stored so far is not found again, by any process.

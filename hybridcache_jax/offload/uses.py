@@ -7,7 +7,6 @@ at that, too.
 """
 
 import contextlib
-import dataclasses
 from concurrent.futures import Executor, Future
 
 import numpy as np
@@ -19,7 +18,7 @@ from hybridcache_jax.rollout import Key
 from hybridcache_jax.store.finding import find_records
 from hybridcache_jax.store.prefix_store import PrefixStore
 from hybridcache_jax.store.ticks import mark_used, tick
-from hybridcache_jax.store.trust import generation, stored_prefix
+from hybridcache_jax.store.trust import current_key, stored_prefix
 
 # Prefixes that wait to be noted at most; what is used beyond them is noted at its next
 # use.
@@ -90,9 +89,8 @@ class Uses:
         # They are of use without it.
         with contextlib.suppress(Exception):
             of = {key.identity.within(None): key for key, _, _ in used}
-            for producer, key in of.items():
-                now = generation(self._store, producer)
-                looked.append(dataclasses.replace(key, generation=now))
+            for key in of.values():
+                looked.append(current_key(self._store, key))
             now = tick(self._store)
             if now != self._tick:
                 self._tick, self._noted = now, set()

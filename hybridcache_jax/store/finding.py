@@ -25,6 +25,7 @@ from hybridcache_jax.store.prefix_store import (
     read_at_most,
 )
 from hybridcache_jax.store.records import Prefix, folder_of
+from hybridcache_jax.tokens import common_length
 
 # Records beside each other that are opened to see how far they go along.
 _MOST_OPENED = 16
@@ -223,8 +224,7 @@ def _along(record: Manifest, prompt: Prefix) -> int:
     stop = min(record.stop, len(prompt.tokens))
     own = np.frombuffer(record.tokens, "<i4")[: stop - record.start]
     asked = prompt.tokens[record.start : stop]
-    different = np.flatnonzero(own != asked)
-    same = record.start + (int(different[0]) if len(different) else len(own))
+    same = record.start + common_length(own, asked)
     # Content ids are few: the first position at which they part.
     size = stop - record.start
     first = _at_positions(

@@ -41,6 +41,19 @@ def generation(store: PrefixStore, identity: Identity) -> int:
     return max((int(mark) for mark in marks if _MARK.fullmatch(mark)), default=0)
 
 
+def current_key(store: PrefixStore, key: Key) -> Key:
+    """A key as the records have it that count now; only its generation is another.
+
+    Args:
+      store: the store.
+      key: under which an index claims them.
+
+    Raises:
+      StoreError: if the store fails.
+    """
+    return dataclasses.replace(key, generation=generation(store, key.identity))
+
+
 def stored_prefix(
     store: PrefixStore, key: Key, tokens: np.ndarray, contents: Contents, grid: int
 ) -> Prefix:
@@ -56,8 +69,7 @@ def stored_prefix(
     Raises:
       StoreError: if the store fails.
     """
-    now = generation(store, key.identity)
-    stored = dataclasses.replace(key, generation=now)
+    stored = current_key(store, key)
     return Prefix(stored, tokens, contents.before(len(tokens)), grid)
 
 

@@ -14,6 +14,7 @@ def main() -> int:
     os.environ.update({**ENVIRONMENT, **os.environ})
     # JAX reads those variables when it is imported.
     from pallas_kernels.compiled.cases import cases
+    from pallas_kernels.compiled.choosing import add_options, chosen
     from pallas_kernels.compiled.matrix import WANTED, compile_all, outdated
     from pallas_kernels.compiled.outcomes import keep, kept
     from pallas_kernels.compiled.table import WRITTEN, markdown
@@ -25,11 +26,7 @@ def main() -> int:
     parser.add_argument(
         "--target", action="append", choices=WANTED, help="default: all of them"
     )
-    parser.add_argument("--operation", action="append", help="default: all of them")
-    parser.add_argument("--dtype", action="append", help="default: all of them")
-    parser.add_argument(
-        "--width", action="append", type=int, help="queries of a row, default: all"
-    )
+    add_options(parser)
     parser.add_argument(
         "--kernels",
         choices=("auto", "xla", "mosaic_tpu", "mosaic_gpu"),
@@ -57,13 +54,7 @@ def main() -> int:
         return 0
     if options.write and options.kernels:
         parser.error("--write takes what the table has of each target, no --kernels")
-    chosen = [
-        case
-        for case in cases()
-        if not options.operation or case.operation in options.operation
-        if not options.dtype or case.dtype in options.dtype
-        if not options.width or case.width in options.width
-    ]
+    asked = chosen(options)
     outcomes, skipped = [], {}
     for target in options.target or WANTED:
         reason = missing(target)
@@ -71,9 +62,9 @@ def main() -> int:
             skipped[target] = reason
             print(f"{target}: skipped, {reason}", file=sys.stderr)
             continue
-        found, mine = [], chosen
+        found, mine = [], asked
         if options.outdated:
-            mine = outdated(target, chosen, kept())
+            mine = outdated(target, asked, kept())
         wanted = options.kernels or WANTED[target]
         for outcome, seconds in compile_all(target, mine, wanted):
             found.append(outcome)

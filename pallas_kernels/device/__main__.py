@@ -10,7 +10,7 @@ import sys
 import jax
 
 from pallas_kernels.compiled.accelerators import GPUS
-from pallas_kernels.compiled.cases import cases
+from pallas_kernels.compiled.choosing import add_options, chosen
 from pallas_kernels.device import results, suite
 
 
@@ -19,12 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pallas_kernels.device", description=__doc__
     )
-    parser.add_argument("--operation", action="append", help="default: all of them")
-    parser.add_argument("--layout", action="append", help="default: all of them")
-    parser.add_argument("--dtype", action="append", help="default: all of them")
-    parser.add_argument(
-        "--width", action="append", type=int, help="queries of a row, default: all"
-    )
+    add_options(parser)
     parser.add_argument(
         "--rehearse",
         action="store_true",
@@ -43,16 +38,9 @@ def main() -> int:
         if options.write or backend != "cpu":
             parser.error("--rehearse is for CPUs, and keeps nothing")
         device = results.REHEARSAL
-    chosen = [
-        case
-        for case in cases()
-        if not options.operation or case.operation in options.operation
-        if not options.layout or case.layout in options.layout
-        if not options.dtype or case.dtype in options.dtype
-        if not options.width or case.width in options.width
-    ]
     found = []
-    ran = suite.rehearse(chosen) if options.rehearse else suite.run(chosen, backend)
+    asked = chosen(options)
+    ran = suite.rehearse(asked) if options.rehearse else suite.run(asked, backend)
     for result in ran:
         found.append(result)
         if not options.json:

@@ -6,7 +6,8 @@ import json
 import sys
 from collections.abc import Iterator
 
-from pallas_kernels.compiled.cases import Case, cases
+from pallas_kernels.compiled.cases import Case
+from pallas_kernels.compiled.choosing import OPTIONS, add_options, chosen
 from pallas_kernels.contracts import KERNELS
 from pallas_kernels.traffic.amounts import Amounts, keep, kept
 from pallas_kernels.traffic.counting import count
@@ -24,11 +25,7 @@ def main() -> int:
     parser.add_argument(
         "--kernels", action="append", choices=KERNELS, help="default: all of them"
     )
-    parser.add_argument("--operation", action="append", help="default: all of them")
-    parser.add_argument("--dtype", action="append", help="default: all of them")
-    parser.add_argument(
-        "--width", action="append", type=int, help="queries of a row, default: all"
-    )
+    add_options(parser)
     parser.add_argument(
         "--tokens",
         action="append",
@@ -47,17 +44,11 @@ def main() -> int:
     if options.markdown:
         print(markdown(kept()), end="")
         return 0
-    some = (options.kernels, options.operation, options.dtype, options.width)
-    if options.write and any((*some, options.tokens)):
+    choices = ("kernels", "tokens", *OPTIONS)
+    if options.write and any(getattr(options, name) for name in choices):
         parser.error("--write keeps all that there is, and takes no choice")
     found = []
-    for case in cases():
-        if options.operation and case.operation not in options.operation:
-            continue
-        if options.dtype and case.dtype not in options.dtype:
-            continue
-        if options.width and case.width not in options.width:
-            continue
+    for case in chosen(options):
         for amounts in _of(case, options.kernels or KERNELS, options.tokens):
             found.append(amounts)
             if not options.json:

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.choice import Kernel, choose
+from pallas_kernels.choice import BACKENDS, Kernel, choose
 from pallas_kernels.compiled.cases import LAYERS, Case
 from pallas_kernels.device.step import Sizes, Step
 from pallas_kernels.lanes import Lanes
@@ -14,7 +14,6 @@ from pallas_kernels.stored import read_planes
 from pallas_kernels.traffic import copied, fetched
 from pallas_kernels.traffic.amounts import Amounts
 
-BACKENDS = {"mosaic_tpu": "tpu", "mosaic_gpu": "gpu"}
 ROWS, SELECTED = 4, 2048
 
 
@@ -62,7 +61,7 @@ def _tpu(case: Case, kernel: Kernel, step: Step) -> tuple[int, int, int, int]:
     planes = _pool(case, "tpu", step)
     with fetched.recorded() as found:
         case.program(kernel, "tpu")[0](planes, step.arguments)
-    distinct = moved = besides = 0
+    distinct = moved = 0
     for array in planes.values():
         mine = [each for each in found if each.array is array]
         moved += sum(len(each.blocks) * each.nbytes for each in mine)

@@ -11,9 +11,9 @@ FOLDERS = (
     Mutation(
         "salt-lost-on-the-way-to-a-store",
         "store/trust.py",
-        "stored = dataclasses.replace(key, generation=now)",
-        "stored = dataclasses.replace("
-        "key, identity=key.identity.within(None), generation=now)",
+        "stored = current_key(store, key)",
+        "stored = current_key("
+        "store, dataclasses.replace(key, identity=key.identity.within(None)))",
         "tenants who share nothing in memory share their records",
         (
             _KEYS + "test_a_record_is_found_under_its_own_key_and_under_no_other",
@@ -63,8 +63,8 @@ FOLDERS = (
     Mutation(
         "uses-do-not-look",
         "offload/uses.py",
-        "                looked.append(dataclasses.replace(key, generation=now))\n",
-        "                del now\n",
+        "                looked.append(current_key(self._store, key))\n",
+        "                del key\n",
         "who serves from the device alone goes on with what others found to be wrong",
         (_GIVEN_UP + "test_who_serves_from_the_device_alone_hears_of_it",),
     ),
