@@ -79,12 +79,15 @@ class Step:
           row: of the batch.
           at: place of the query in its row.
         """
-        if self.case.operation == "indexed_decode":
-            return self.arguments["selected"][row, at, 0]
         position, first = int(self.arguments["positions"][row, at]), 0
+        stop = (position + 1) // self.case.pool.entry_tokens
+        if self.case.operation == "indexed_decode":
+            # Those of later queries' tokens are there, and not for this one.
+            chosen = self.arguments["selected"][row, at, 0]
+            return chosen[chosen < stop]
         if self.case.operation == "window_decode":
             first = max(position - self.case.window + 1, 0)
-        return np.arange(first, (position + 1) // self.case.pool.entry_tokens)
+        return np.arange(first, stop)
 
     @property
     def entries(self) -> int:
