@@ -18,9 +18,10 @@ settings.register_profile(
 settings.load_profile("ci")
 
 
-# Most of the quick suite's time is XLA's.  The slow suite, and whoever sets flags of
-# their own (an empty string will do), compile as users do.
+# Most of the time is XLA's.  Whoever sets flags of their own (an empty string will do)
+# compiles everything as users do; the slow suite does so for whole models and engines.
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+AS_USERS_COMPILE = ("models", "serving")
 
 
 def pytest_configure(config):
@@ -30,6 +31,15 @@ def pytest_configure(config):
     folder = config.rootpath / ".pytest_cache" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_to_compile(request):
+    """Elsewhere the slow suite, too, asserts nothing about what users compile."""
+    folder = request.path.relative_to(request.config.rootpath).parts[1]
+    slow = request.config.option.markexpr == "slow"
+    quick = slow and folder not in AS_USERS_COMPILE and "XLA_FLAGS" not in os.environ
+    jax.config.update("jax_disable_most_optimizations", quick)
 
 
 @pytest.fixture(autouse=True, scope="session")

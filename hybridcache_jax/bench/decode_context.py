@@ -1,7 +1,7 @@
 """A decode step's time against the context length, per layer kind."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,11 +41,15 @@ _SPARSE = LayerSpec(
 Run = Callable[[StepView], tuple[StepView, jax.Array]]
 
 
-def run() -> Report:
+def run(contexts: Sequence[int] = _CONTEXTS, repeat: int = 100) -> Report:
     """Times one decode step of one layer at growing context lengths.
 
     A layer with selection is timed twice: with the selection given, which is what
     reads cost, and with its ranking, which looks at every index key by its nature.
+
+    Args:
+      contexts: tokens behind the step; the first is what others are compared with.
+      repeat: rounds.
     """
     lines = []
     for name, layer, body, goal in (
@@ -54,14 +58,14 @@ def run() -> Report:
         ("the same, ranking included", _SPARSE, _ranked, None),
         ("full history", LayerSpec(global_=Entries(_ENTRY)), _per_token, None),
     ):
-        steps = [_decode_step(layer, length, body) for length in _CONTEXTS]
-        times = median_seconds_in_turn(steps, repeat=100)
-        for length, seconds in zip(_CONTEXTS, times, strict=True):
+        steps = [_decode_step(layer, length, body) for length in contexts]
+        times = median_seconds_in_turn(steps, repeat=repeat)
+        for length, seconds in zip(contexts, times, strict=True):
             lines.append(
                 Measurement(
                     f"{name}, {length:,} tokens behind",
                     seconds,
-                    f"the same at {_CONTEXTS[0]:,}",
+                    f"the same at {contexts[0]:,}",
                     times[0],
                     goal,
                 )

@@ -1,6 +1,8 @@
 """The command line as a user meets it: a small checkpoint with a tokenizer."""
 
 import dataclasses
+import functools
+import importlib
 import json
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ from hybridcache_jax.configs.gemma3 import Gemma3Config
 from hybridcache_jax.models.gemma3 import Gemma3
 from hybridcache_jax.models.parameters import parameter_shapes
 
+GOLDENS = Path(__file__).parents[1] / "goldens"
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,\nABCDEFGHIJKLMNOPQRSTUVWXYZ?'"
 TEXT = "the lamp was lit, the glass was low. nobody rang the bell.\n" * 4
 
@@ -351,7 +354,7 @@ def test_help_answers_without_loading_jax():
 
 
 def test_doctor_says_what_would_read_each_form_and_how_that_was_verified(capsys):
-    folder = Path(__file__).parents[1] / "goldens" / "gpt_oss"
+    folder = GOLDENS / "gpt_oss"
 
     def ask(*more):
         code = main(["doctor", "--block-tokens", "64", "--backend", "gpu", *more])
@@ -407,11 +410,19 @@ def test_every_public_name_exists_and_is_documented():
         _ = hc.nothing
 
 
+SMALLER = {
+    "cache-write": {},
+    "decode-context": {"contexts": (2048, 8192), "repeat": 10},
+    "match": {"tokens": 100_000, "repeat": 3},
+    "validation": {"context": 2048, "repeat": 10},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["cache-write", "decode-context", "match", "validation"]
-)
-def test_benches_report_measurement_floor_and_ratio(name, capsys):
+@pytest.mark.parametrize("name", SMALLER)
+def test_benches_report_measurement_floor_and_ratio(name, monkeypatch, capsys):
+    bench = importlib.import_module(f"hybridcache_jax.bench.{name.replace('-', '_')}")
+    monkeypatch.setattr(bench, "run", functools.partial(bench.run, **SMALLER[name]))
     assert main(["bench", name, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["bench"] == name
@@ -425,8 +436,10 @@ def test_benches_report_measurement_floor_and_ratio(name, capsys):
 @pytest.mark.slow
 def test_the_bench_of_resuming_compares_with_what_the_planner_said(monkeypatch, capsys):
     from hybridcache_jax.bench import resume
+    from hybridcache_jax.models.load import load_model
 
-    # The larger model takes minutes and goes the same way.
+    # The demo models take minutes to compile and go the same way.
+    monkeypatch.setattr(resume, "load_tiny_v4", lambda: load_model(GOLDENS / "olmo3"))
     monkeypatch.setattr(resume, "gemma3_270m_installed", lambda: False)
     small = resume.run(512, 128, repeat=1)
     monkeypatch.setattr(resume, "run", lambda: small)
