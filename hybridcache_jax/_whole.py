@@ -16,12 +16,32 @@ def whole(name: str, value: Any, *, least: int = 0, most: int = 2**31 - 1) -> in
     Raises:
       ValueError: if it is none.
     """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
+    number = _index(value)
     if number is None or not least <= number <= most:
         raise ValueError(
             f"{name} must be a whole number from {least} to {most}, got {value!r}."
         )
     return number
+
+
+def integer(name: str, value: Any) -> int:
+    """A number as a caller gave it, if it is whole, of any size.
+
+    Args:
+      name: what the caller calls it.
+      value: an integer of Python or NumPy; a truth value is none.
+
+    Raises:
+      ValueError: if it is none.
+    """
+    number = _index(value)
+    if number is None:
+        raise ValueError(f"{name} must be a whole number, got {value!r}.")
+    return number
+
+
+def _index(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

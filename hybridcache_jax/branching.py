@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from hybridcache_jax import sequences
+from hybridcache_jax._whole import integer
 from hybridcache_jax.capacity import CapacityPlan
 from hybridcache_jax.codes import Status
 from hybridcache_jax.errors import LeaseError, NoRoomError
@@ -40,13 +41,14 @@ class Branching:
     ) -> tuple[HybridCache, tuple[Lease, ...]]:
         """See :meth:`hybridcache_jax.PrefixCache.reorder`."""
         self._require_rows(leases)
+        parents = [integer("A parent", parent) for parent in parents]
         for parent in parents:
             if not 0 <= parent < len(leases):
                 raise ValueError(
                     f"Parent {parent} is none of the {len(leases)} leases; parents are "
                     "places among the leases, from 0."
                 )
-        first = [place == list(parents).index(p) for place, p in enumerate(parents)]
+        first = [place == parents.index(p) for place, p in enumerate(parents)]
         dropped = sorted(set(range(len(leases))) - set(parents))
         more = [p for p, once in zip(parents, first, strict=True) if not once]
         freed = [leases[place].row for place in dropped][: len(more)]
@@ -87,13 +89,14 @@ class Branching:
 
     def can_rewind(self, cache: HybridCache, lease: Lease, length: int) -> bool:
         """See :meth:`hybridcache_jax.PrefixCache.can_rewind`."""
-        if not 0 <= length <= self.plan.max_length:
+        if not 0 <= integer("length", length) <= self.plan.max_length:
             return False
         moved = self._rewind_facts(cache, [lease], [length], [True], size=1)
         return int(moved.status[0]) in (Status.OK, Status.NO_ROOM)
 
     def can_rewind_after(self, cache: HybridCache, lease: Lease, tokens: int) -> bool:
         """See :meth:`hybridcache_jax.PrefixCache.can_rewind_after`."""
+        tokens = integer("tokens", tokens)
         length = int(cache.rows.length[lease.row])
         if not self.can_rewind(cache, lease, length):
             return False
@@ -180,8 +183,7 @@ class Branching:
     ) -> tuple[HybridCache, tuple[Lease, ...]]:
         """The cache, and the receipts of the same rows."""
         for lease, length in zip(leases, lengths, strict=True):
-            whole_number = isinstance(length, int | np.integer)
-            if not whole_number or not 0 <= length <= self.plan.max_length:
+            if not 0 <= integer("length", length) <= self.plan.max_length:
                 raise ValueError(_outside(cache, lease, length))
         moved = self._rewind_facts(cache, leases, lengths, moves, size)
         status = np.asarray(moved.status).tolist()

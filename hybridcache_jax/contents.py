@@ -9,11 +9,13 @@ are compared whole, never hashed or folded into a key.
 
 import dataclasses
 import operator
+import reprlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from hybridcache_jax._typing import TokenIds
+from hybridcache_jax._whole import integer
 from hybridcache_jax.identity import LONGEST_ID
 from hybridcache_jax.tokens import token_array
 
@@ -50,13 +52,11 @@ class Contents:
           start: they begin at or behind this one.
 
         Raises:
-          ValueError: for a span that is empty, outside or overlaps another, and for an
-            id that is no bytes, str or int, or longer than ``identity.LONGEST_ID``.
+          ValueError: for what is no span of whole numbers and an id; for a span that
+            is empty, outside or overlaps another; and for an id that is no bytes, str
+            or int, or longer than ``identity.LONGEST_ID``.
         """
-        known = [
-            (operator.index(first), operator.index(last), _content_id(content))
-            for first, last, content in spans
-        ]
+        known = [_span(span) for span in _spans(spans)]
         known.sort(key=lambda span: span[:2])
         end = start
         for first, last, _ in known:
@@ -203,6 +203,31 @@ class ContentKeys:
             key = self._free.pop() if self._free else -1 - len(self._keys)
             self._keys[pair], self._contents[key] = key, pair[2]
         return key
+
+
+def _spans(spans: Iterable[Span]) -> Iterable[Span]:
+    if isinstance(spans, str | bytes) or not isinstance(spans, Iterable):
+        raise ValueError(
+            f"Contents are spans (start, stop, content id), got {reprlib.repr(spans)}; "
+            "give a list of them, () for none."
+        )
+    return spans
+
+
+def _span(span: Span) -> Span:
+    """A span with Python's numbers, if it is one."""
+    try:
+        first, last, content = span
+    except (TypeError, ValueError):
+        raise ValueError(
+            "A span of contents is (start, stop, content id), got "
+            f"{reprlib.repr(span)}; give the positions of its tokens and their id."
+        ) from None
+    return (
+        integer("The start of a contents' span", first),
+        integer("The stop of a contents' span", last),
+        _content_id(content),
+    )
 
 
 def _content_id(content: object) -> ContentId:

@@ -38,8 +38,14 @@ class Lineage:
         """The stamp of a cache, of this line or not.
 
         Raises:
+          ValueError: for what is no cache.
           StaleCacheError: for a cache of another plan, or one that was donated.
         """
+        if not isinstance(cache, HybridCache):
+            raise ValueError(
+                f"Expected a HybridCache, got {type(cache).__name__}; give the newest "
+                "value, at first what init(plan) gave."
+            )
         # The same object nearly always: a plan is long to compare.
         if cache.plan is not self.plan and cache.plan != self.plan:
             raise StaleCacheError(
@@ -57,6 +63,7 @@ class Lineage:
         """Refuses every other value.
 
         Raises:
+          ValueError: for what is no cache.
           StaleCacheError: for a cache of another plan, an older or a foreign value.
         """
         stamp = self.stamp_of(cache)

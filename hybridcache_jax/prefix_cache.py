@@ -88,8 +88,8 @@ class PrefixCache(
         Raises:
           ValueError: if the tokens are no flat sequence of int32 integers, or more
             than the plan's ``max_length``; if the contents are no disjoint spans of
-            them; for an approximate replay below 1; or for an id or a namespace that
-            is too long.
+            them; for an approximate replay below 1; for an id or a namespace that is
+            too long; or for what is no cache or no identity.
           StaleCacheError: if the cache is not the newest value of its line.
         """
         self._line.require_newest(cache)
@@ -140,7 +140,7 @@ class PrefixCache(
         Raises:
           ValueError: if the tokens are no flat sequence of int32 integers, or more
             than the plan's ``max_length``; if the contents are no disjoint spans of
-            them; or for an id that is too long.
+            them; for an id that is too long; or for what is no identity.
         """
         key = self._rollout.key(identity, request=request, session=session)
         ids = self._prompt(tokens)

@@ -142,6 +142,12 @@ class ReusePolicy:
         }
         object.__setattr__(self, "producers", MappingProxyType(scopes))
 
+    def __reduce__(self):
+        """Copied and pickled as what it was made of: a mapping proxy is neither."""
+        fields = (getattr(self, each.name) for each in dataclasses.fields(self))
+        plain = (dict(f) if isinstance(f, MappingProxyType) else f for f in fields)
+        return type(self), tuple(plain)
+
 
 _WORD = 2**64 - 1
 
@@ -233,8 +239,14 @@ class Rollout:
 
         Raises:
           ValueError: for an id that is no string of at most ``LONGEST_ID`` characters,
-            or a longer namespace.
+            or a longer namespace, or an identity that is none.
         """
+        if not isinstance(identity, Identity):
+            raise ValueError(
+                "identity must be the Identity of who reads and writes, got "
+                f"{reprlib.repr(identity)}; of a producer that is not known make one "
+                "with weights=None."
+            )
         named = {
             "request": request,
             "session": session,

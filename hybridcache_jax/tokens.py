@@ -13,7 +13,13 @@ def token_array(tokens: TokenIds) -> np.ndarray:
     Raises:
       ValueError: if they are no flat sequence of integers that fit int32.
     """
-    ids = np.asarray(tokens)
+    try:
+        ids = np.asarray(tokens)
+    except ValueError:
+        raise ValueError(
+            "Tokens must be a flat sequence of integers, got parts of several lengths; "
+            "give one prompt at a time."
+        ) from None
     if ids.size == 0:
         return np.zeros(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":

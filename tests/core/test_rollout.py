@@ -3,7 +3,9 @@
 The oracle is a table of who may read whom, written down by hand.
 """
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -103,6 +105,14 @@ def test_an_unknown_producer_shares_nothing_in_any_scope():
 def test_new_models_start_at_request():
     assert ReusePolicy().scope is Scope.REQUEST
     assert hc.PrefixCache(PLAN).scope(ME) is Scope.REQUEST
+
+
+def test_a_policy_can_be_copied_and_pickled():
+    policy = ReusePolicy("session", {ME: "global"}, 0.25, 7, 0.5)
+    for same in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        assert same == policy != ReusePolicy()
+        with pytest.raises(TypeError):
+            same.producers[ME] = Scope.OFF
 
 
 def test_scopes_are_ordered_and_have_names():

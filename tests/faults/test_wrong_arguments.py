@@ -40,4 +40,46 @@ def test_wrong_numbers_and_names_are_refused_and_change_nothing():
         ValueError, match=f"the plan allows {prefixes.plan.max_length};"
     ):
         prefixes.cold_plan([5] * (prefixes.plan.max_length + 1), identity)
+    with pytest.raises(ValueError, match=r"identity must be the Identity .* got None"):
+        prefixes.match(cache, toy.P, None)
+    with pytest.raises(ValueError, match="Expected a HybridCache, got NoneType"):
+        prefixes.match(None, toy.P, identity)
+    with pytest.raises(ValueError, match="parts of several lengths"):
+        prefixes.match(cache, [[1, 2], [3]], identity)
     assert session.match([*toy.P, 7]).length == 12
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([(0.5, 2, "a")], "start of a contents' span must be a whole number, got 0.5"),
+        ([(0, "2", "a")], "stop of a contents' span must be a whole number, got '2'"),
+        ([(False, 2, "a")], "start of a contents' span must be a whole number"),
+        ([(0, 2)], r"is \(start, stop, content id\), got \(0, 2\)"),
+        ([7], r"is \(start, stop, content id\), got 7"),
+        (None, r"Contents are spans .* got None"),
+        ("ab", r"Contents are spans .* got 'ab'"),
+    ],
+)
+def test_contents_that_are_no_spans_are_refused(contents, message):
+    session = toy.Session(toy.only_full())
+    with pytest.raises(ValueError, match=message):
+        session.prefixes.match(
+            session.cache, toy.P, session.model.identity, contents=contents
+        )
+
+
+def test_lengths_and_places_that_are_no_whole_numbers_are_refused():
+    session = toy.Session(toy.only_full())
+    lease = session.admit([])
+    session.feed(lease, [3, 1, 4])
+    prefixes: Any = session.prefixes
+    for wrong in (None, True, 1.0, "1"):
+        for move in (prefixes.can_rewind, prefixes.can_rewind_after, prefixes.rewind):
+            with pytest.raises(ValueError, match="must be a whole number"):
+                move(session.cache, lease, wrong)
+        with pytest.raises(ValueError, match="A parent must be a whole number"):
+            prefixes.reorder(session.cache, [lease], [wrong])
+        with pytest.raises(ValueError, match="length must be a whole number"):
+            prefixes.settle(session.cache, [lease], [wrong])
+    assert prefixes.can_rewind(session.cache, lease, 3)
